@@ -1,0 +1,9 @@
+"""Vision transformers that see an image as a few meaningful tokens instead of a grid of patches."""
+
+from visualtokens.grouping import Grouping, Tap, record_groupings
+from visualtokens.models import create_model, list_models
+from visualtokens.ops import set_checks
+
+__version__ = "0.1.0"
+
+__all__ = ["Grouping", "Tap", "create_model", "list_models", "record_groupings", "set_checks"]

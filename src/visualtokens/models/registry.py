@@ -1,0 +1,60 @@
+"""Registering families with timm, from data."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import timm
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+_names: list[str] = []
+
+
+def register_family(
+    module: str,
+    build: Callable[..., nn.Module],
+    configs: Mapping[str, Mapping[str, Any]],
+    *,
+    default_cfg: Mapping[str, Any],
+    default_cfgs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Make every entry of ``configs`` a model that ``timm.create_model`` knows.
+
+    ``module`` is the ``__name__`` of the family's file, ``build`` its constructor, ``default_cfg`` what
+    timm calls the pretrained_cfg (input size, mean, std, names of stem and classifier);
+    ``default_cfgs`` overrides it per model.
+    """
+    overrides = default_cfgs or {}
+    cfgs = {name: dict(default_cfg) | dict(overrides.get(name, {})) for name in configs}
+    # timm's decorator looks the default configuration up in the module of the function it registers
+    home = sys.modules[module]
+    home.default_cfgs = getattr(home, "default_cfgs", {}) | generate_default_cfgs(cfgs)  # type: ignore[attr-defined]
+    for name, config in configs.items():
+        register_model(_entrypoint(module, name, build, dict(config)))
+        _names.append(name)
+
+
+def _entrypoint(
+    module: str, name: str, build: Callable[..., nn.Module], config: dict[str, Any]
+) -> Callable[..., nn.Module]:
+    def create(pretrained: bool = False, **options: Any) -> nn.Module:
+        features = dict(out_indices=tuple(range(len(config["depths"]))), feature_cls="getter")
+        return build_model_with_cfg(build, name, pretrained, feature_cfg=features, **(config | options))
+
+    create.__name__ = create.__qualname__ = name
+    create.__module__ = module
+    create.__doc__ = f"{name}: {config}"
+    return create
+
+
+def list_models(filter: str | Sequence[str] = "*") -> list[str]:
+    """The names of this library's models, sorted; ``filter`` is one or several patterns (``paca_*_32``)."""
+    patterns = [filter] if isinstance(filter, str) else list(filter)
+    return sorted(n for n in _names if any(fnmatch.fnmatch(n, p) for p in patterns))
+
+
+create_model = timm.create_model

@@ -1,0 +1,34 @@
+"""Optional checking of what goes into the operations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_enabled = False
+
+
+def set_checks(enabled: bool) -> bool:
+    """Turn the checks for non-finite inputs on or off; returns what they were before.
+
+    They read every value, so they are off by default. Compiled graphs never check.
+    """
+    global _enabled
+    before, _enabled = _enabled, bool(enabled)
+    return before
+
+
+def check_finite(operation: str, **tensors: Tensor | None) -> None:
+    """Name the first tensor that holds a NaN or an infinity, and where."""
+    if not _enabled or torch.compiler.is_compiling():
+        return
+    for name, tensor in tensors.items():
+        if tensor is None or not tensor.is_floating_point():
+            continue
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
+            first = tuple(int(i) for i in bad.nonzero()[0])
+            raise ValueError(
+                f"{operation}: {name} has {int(bad.sum())} of {bad.numel()} values that are not finite, "
+                f"the first is {tensor[first].item()} at {first}; look at what produced {name}"
+            )
