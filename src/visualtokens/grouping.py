@@ -38,8 +38,9 @@ class Grouping:
 
         For equal weights on s patches that is exactly s, so soft and hard groupings compare.
         """
-        w = weights.float()
-        size = w.sum(1).square() / w.square().sum(1).clamp_min(torch.finfo(torch.float32).tiny)  # (B, K)
+        with torch.no_grad():  # a count: gradient checkpointing must not see it save anything
+            w = weights.float()
+            size = w.sum(1).square() / w.square().sum(1).clamp_min(torch.finfo(torch.float32).tiny)  # (B, K)
         return cls(weights, grid, size)
 
     @classmethod
@@ -92,9 +93,7 @@ class Tap(nn.Module):
         if self.wanted():
             if size is None and index is not None:
                 raise ValueError("a sparse grouping must say how many tokens there are: give its size (B, K)")
-            grouping = (
-                Grouping.soft(weights, grid) if size is None else Grouping(weights, grid, size, index)
-            )
+            grouping = Grouping.soft(weights, grid) if size is None else Grouping(weights, grid, size, index)
             for recorder in _recorders.get():
                 recorder.add(self, grouping)
         return weights

@@ -126,7 +126,9 @@ class PaCaViT(Pyramid):
         drop_path_rate: float = 0.0,
     ) -> None:
         drop_paths = calculate_drop_path_rates(drop_path_rate, sum(depths))
-        stages, strides, before = [], [], in_chans
+        stages: list[Stage] = []
+        strides: list[int] = []
+        before = in_chans
         for i, (dim, (kernel, stride)) in enumerate(zip(channels, convolutions, strict=True)):
             blocks = [
                 Block(

@@ -72,7 +72,7 @@ class Pyramid(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for stage in self.stages:
-            stage.grad_checkpointing = enable
+            stage.grad_checkpointing = enable  # type: ignore[assignment]
 
     def forward_features(self, x: Tensor) -> Tensor:
         for stage in self.stages:

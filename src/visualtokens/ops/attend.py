@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, scale: float | None = None
+) -> Tensor:
     """softmax(q kᵀ · scale + bias) v, without keeping the attention matrix.
 
     ``q (B, heads, N, D)``, ``k (B, heads, M, D)``, ``v (B, heads, M, E)`` give ``(B, heads, N, E)``;

@@ -1,0 +1,40 @@
+"""Hard grouping: each of N patches belongs to one of K tokens, or to none (-1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def group_sum(x: Tensor, assignment: Tensor, k: int) -> Tensor:
+    """Sum the patches of each group: ``x (B, N, C)`` and ``assignment (B, N)`` give ``(B, K, C)``.
+
+    O(N·C): one row addition per patch, no one-hot product.
+    """
+    b, n, c = x.shape
+    rows = torch.where(assignment < 0, k, assignment)  # one more row per image takes those of nobody
+    rows = rows + (k + 1) * torch.arange(b, device=x.device).unsqueeze(1)
+    out = x.new_zeros(b * (k + 1), c).index_add(0, rows.flatten(), x.reshape(b * n, c))
+    return out.unflatten(0, (b, k + 1))[:, :k]
+
+
+def group_mean(
+    x: Tensor, assignment: Tensor, k: int, *, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Token Pooling Eq. 15: the weighted mean of each group ``(B, K, C)``, and its total weight ``(B, K)``.
+
+    ``weights (B, N)`` are ones unless given. A group without weight has a mean of zero.
+    """
+    w = x.new_ones(x.shape[:2]) if weights is None else weights.to(x.dtype)  # (B, N)
+    total = group_sum(w.unsqueeze(2), assignment, k).squeeze(2)  # (B, K)
+    weighted = x if weights is None else x * w.unsqueeze(2)
+    mean = group_sum(weighted, assignment, k) / torch.where(total > 0, total, 1).unsqueeze(2)
+    return mean, total
+
+
+def ungroup(tokens: Tensor, assignment: Tensor) -> Tensor:
+    """The way back: every patch gets a copy of its token, ``(B, N, C)``; a patch of nobody gets zeros."""
+    index = assignment.clamp_min(0).unsqueeze(2).expand(-1, -1, tokens.shape[2])
+    if tokens.shape[1] == 0:
+        return tokens.new_zeros(*assignment.shape, tokens.shape[2])
+    return torch.where((assignment >= 0).unsqueeze(2), tokens.gather(1, index), 0)

@@ -1,0 +1,92 @@
+"""K-means, plain and weighted, for a batch of token sets (Token Pooling Eq. 13–15, VT Eq. 6)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from visualtokens.ops.checks import check_finite
+from visualtokens.ops.hard import group_mean
+from visualtokens.ops.seeds import Init, seed_centres
+
+Metric = Literal["euclidean", "cosine"]
+
+
+class KMeans(NamedTuple):
+    centres: Tensor  # (B, K, C)
+    assignment: Tensor  # (B, N): the nearest centre of each token
+
+
+def kmeans(
+    x: Tensor,
+    k: int,
+    *,
+    weights: Tensor | None = None,
+    init: Init = None,
+    iterations: int = 3,
+    metric: Metric = "euclidean",
+) -> KMeans:
+    """Cluster each set of ``x (B, N, C)`` around K centres: ``iterations`` updates, then a last assignment.
+
+    Eq. 14  a(i) = argmin_j ‖x_i − c_j‖, the lowest j on ties
+    Eq. 15  c_j  = Σ_{a(i)=j} w_i x_i / Σ_{a(i)=j} w_i;  a cluster without weight keeps its centre
+
+    ``weights (B, N)`` must not be negative. ``init`` as in :func:`~visualtokens.ops.seeds.seed_centres`.
+    ``metric="cosine"`` clusters the directions; its centres are unit vectors. ``k >= N`` gives every
+    token its own centre (so fewer than K); ``k=0`` gives none, and every assignment is -1.
+    Gradients reach x, weights and given centres through the means, not through the assignment.
+    """
+    check_finite("kmeans", x=x, weights=weights)
+    check_cluster_arguments(x, k, weights, iterations, metric)
+    points = to_points(x, metric)  # (B, N, C)
+    if k >= x.shape[1] or k == 0:
+        return KMeans(points[:, :k].to(x.dtype), trivial_assignment(x, k))
+    # Distances are differences of large products: around the mean they lose fewer digits.
+    shift = points.mean(1, keepdim=True) if metric == "euclidean" else points.new_zeros(1)  # (B, 1, C)
+    centres = seed_centres(init, points, k, weights=weights)  # (B, K, C)
+    if metric == "cosine":
+        centres = F.normalize(centres, dim=2)
+    points, centres = points - shift, centres - shift
+    for _ in range(iterations):
+        mean, total = group_mean(points, nearest(points, centres), k, weights=weights)
+        if metric == "cosine":
+            total = mean.norm(dim=2)  # opposite directions cancel: such a cluster keeps its centre, too
+            mean = F.normalize(mean, dim=2)
+        centres = torch.where((total > 0).unsqueeze(2), mean, centres)
+    return KMeans((centres + shift).to(x.dtype), nearest(points, centres))
+
+
+def nearest(points: Tensor, centres: Tensor) -> Tensor:
+    """argmin_j ‖x_i − c_j‖² ``(B, N)``, as argmin_j (‖c_j‖² − 2 x_i·c_j): ‖x_i‖² is the same for all j."""
+    with torch.no_grad(), torch.autocast(points.device.type, enabled=False):
+        square = centres.square().sum(2).unsqueeze(1)  # (B, 1, K)
+        return torch.baddbmm(square, points, centres.mT, alpha=-2).min(2).indices
+
+
+def to_points(x: Tensor, metric: Metric) -> Tensor:
+    """What is clustered: at least float32, and unit vectors where only the direction counts."""
+    points = x if x.dtype == torch.float64 else x.float()
+    return F.normalize(points, dim=2) if metric == "cosine" else points
+
+
+def trivial_assignment(x: Tensor, k: int) -> Tensor:
+    """``(B, N)``: each token to itself, or to nobody where nothing is kept."""
+    b, n, _ = x.shape
+    own = torch.arange(n, device=x.device) if k else torch.full((n,), -1, device=x.device)
+    return own.expand(b, n)
+
+
+def check_cluster_arguments(x: Tensor, k: int, weights: Tensor | None, iterations: int, metric: str) -> None:
+    if x.ndim != 3:
+        raise ValueError(f"x has shape {tuple(x.shape)}; expected (B, N, C): add a batch dimension")
+    if k < 0:
+        raise ValueError(f"k={k} is negative; give the number of clusters to keep")
+    if iterations < 0:
+        raise ValueError(f"iterations={iterations} is negative; 0 only assigns to the first centres")
+    if weights is not None and weights.shape != x.shape[:2]:
+        raise ValueError(f"weights have shape {tuple(weights.shape)}; expected (B, N) = {tuple(x.shape[:2])}")
+    if metric not in ("euclidean", "cosine"):
+        raise ValueError(f"metric={metric!r} is neither 'euclidean' nor 'cosine'")

@@ -1,0 +1,101 @@
+"""Where clustering starts: which tokens, or which mean points, are the first centres."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Init = Tensor | torch.Generator | tuple[int, int] | None
+
+
+def seed_indices(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Tensor:
+    """The tokens that are the first centres, ``(B, K)``.
+
+    | init | first centres |
+    |---|---|
+    | integer tensor ``(B, K)`` or ``(K,)`` | these tokens, in this order |
+    | floating tensor ``(B, N)`` | the K of highest score, the lowest index on ties |
+    | ``torch.Generator`` | K different random tokens per image |
+    | ``(H, W)`` | the tokens in the middle of K cells of the H×W grid |
+    | None | by ``weights`` as scores; without weights, K tokens at equal steps |
+
+    Except for given indices they come in ascending order, so tokens keep the order of the patches.
+    """
+    b, n, _ = x.shape
+    if init is None:
+        if weights is None:
+            return (torch.arange(k, device=x.device) * n // max(k, 1)).expand(b, k)
+        init = weights
+    if isinstance(init, torch.Generator):
+        scores = torch.rand(b, n, generator=init, device=init.device).to(x.device)
+        return top_k(scores, k)
+    if isinstance(init, tuple):
+        return _cell_middles(init, n, k).to(x.device).expand(b, k)
+    if init.is_floating_point():
+        if init.shape != (b, n):
+            raise ValueError(f"init has scores of shape {tuple(init.shape)}; expected (B, N) = {(b, n)}")
+        return top_k(init, k)
+    if init.shape not in ((k,), (b, k)):
+        raise ValueError(
+            f"init has indices of shape {tuple(init.shape)}; expected (K,) = {(k,)} or (B, K) = {(b, k)}"
+        )
+    return init.expand(b, k)
+
+
+def seed_centres(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Tensor:
+    """The first centres ``(B, K, C)`` of k-means: as :func:`seed_indices`, and besides
+
+    | init | first centres |
+    |---|---|
+    | floating tensor ``(B, K, C)`` or ``(K, C)`` | these points |
+    | ``(H, W)`` | the means of K cells of the H×W grid |
+    """
+    b, _, c = x.shape
+    if isinstance(init, Tensor) and init.is_floating_point() and init.shape in ((k, c), (b, k, c)):
+        return init.to(x.dtype).expand(b, k, c)
+    if isinstance(init, tuple):
+        return pool_cells(x, init, k)
+    index = seed_indices(init, x, k, weights=weights)
+    return x.gather(1, index.unsqueeze(2).expand(-1, -1, c))
+
+
+def top_k(scores: Tensor, k: int) -> Tensor:
+    """Indices of the K highest scores, ascending; on ties the lowest (``torch.topk`` may take any)."""
+    order = scores.sort(dim=1, descending=True, stable=True).indices  # (B, N)
+    return order[:, :k].sort(dim=1).values
+
+
+def cell_grid(k: int, grid: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of exactly K cells, shaped most like the grid: 16 on a square is 4×4, 8 is 2×4."""
+    height, width = grid
+
+    def mismatch(rows: int) -> float:
+        """The ratio of the two aspect ratios, whichever way it is above one."""
+        down, across = rows * width, k // rows * height
+        return max(down, across) / min(down, across)
+
+    rows = min((r for r in range(1, k + 1) if k % r == 0), key=mismatch)  # on ties the fewer rows
+    return rows, k // rows
+
+
+def pool_cells(x: Tensor, grid: tuple[int, int], k: int) -> Tensor:
+    """Average ``x (B, N, C)`` over K cells of its grid: ``(B, K, C)``. More cells than patches overlap."""
+    _check_grid(grid, x.shape[1])
+    cells = F.adaptive_avg_pool2d(x.mT.unflatten(2, grid), cell_grid(k, grid))  # (B, C, rows, columns)
+    return cells.flatten(2).mT
+
+
+def _cell_middles(grid: tuple[int, int], n: int, k: int) -> Tensor:
+    _check_grid(grid, n)
+    rows, columns = cell_grid(k, grid)
+    if rows > grid[0] or columns > grid[1]:
+        raise ValueError(f"k={k} makes {rows}×{columns} cells, too many for {grid[0]}×{grid[1]} patches")
+    y = (2 * torch.arange(rows) + 1) * grid[0] // (2 * rows)  # (rows,)
+    x = (2 * torch.arange(columns) + 1) * grid[1] // (2 * columns)  # (columns,)
+    return (y.unsqueeze(1) * grid[1] + x).flatten()  # (K,)
+
+
+def _check_grid(grid: tuple[int, int], n: int) -> None:
+    if grid[0] * grid[1] != n:
+        raise ValueError(f"init={grid} is a grid of {grid[0] * grid[1]} patches, but x has {n}")
