@@ -5,7 +5,7 @@ One alphabet throughout: B batch, N patches, K tokens or clusters, C channels, H
 
 from visualtokens.ops.attend import attend, join_heads, split_heads
 from visualtokens.ops.checks import set_checks
-from visualtokens.ops.hard import group_mean, group_sum, ungroup
+from visualtokens.ops.hard import group_mean, group_sum, take, ungroup
 from visualtokens.ops.kmeans import KMeans, kmeans
 from visualtokens.ops.kmedoids import KMedoids, kmedoids
 from visualtokens.ops.merge import Merged, bipartite_merge
@@ -42,5 +42,6 @@ __all__ = [
     "super_token_association",
     "super_token_gather",
     "super_token_scatter",
+    "take",
     "ungroup",
 ]

@@ -18,12 +18,12 @@ def set_checks(enabled: bool) -> bool:
     return before
 
 
-def check_finite(operation: str, **tensors: Tensor | None) -> None:
-    """Name the first tensor that holds a NaN or an infinity, and where."""
+def check_finite(operation: str, **values: object) -> None:
+    """Name the first floating tensor that holds a NaN or an infinity, and where."""
     if not _enabled or torch.compiler.is_compiling():
         return
-    for name, tensor in tensors.items():
-        if tensor is None or not tensor.is_floating_point():
+    for name, tensor in values.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
         bad = ~torch.isfinite(tensor)
         if bad.any():

@@ -14,7 +14,7 @@ def group_sum(x: Tensor, assignment: Tensor, k: int) -> Tensor:
     b, n, c = x.shape
     rows = torch.where(assignment < 0, k, assignment)  # one more row per image takes those of nobody
     rows = rows + (k + 1) * torch.arange(b, device=x.device).unsqueeze(1)
-    out = x.new_zeros(b * (k + 1), c).index_add(0, rows.flatten(), x.reshape(b * n, c))
+    out = x.new_zeros(b * (k + 1), c).index_add_(0, rows.flatten(), x.reshape(b * n, c))
     return out.unflatten(0, (b, k + 1))[:, :k]
 
 
@@ -34,7 +34,13 @@ def group_mean(
 
 def ungroup(tokens: Tensor, assignment: Tensor) -> Tensor:
     """The way back: every patch gets a copy of its token, ``(B, N, C)``; a patch of nobody gets zeros."""
-    index = assignment.clamp_min(0).unsqueeze(2).expand(-1, -1, tokens.shape[2])
     if tokens.shape[1] == 0:
         return tokens.new_zeros(*assignment.shape, tokens.shape[2])
-    return torch.where((assignment >= 0).unsqueeze(2), tokens.gather(1, index), 0)
+    return torch.where((assignment >= 0).unsqueeze(2), take(tokens, assignment.clamp_min(0)), 0)
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of ``x (B, N, C)`` by ``index (B, K)``: ``(B, K, C)``. Several times as fast as ``x.gather``."""
+    b, n, c = x.shape
+    rows = index + n * torch.arange(b, device=x.device).unsqueeze(1)
+    return x.reshape(b * n, c).index_select(0, rows.flatten()).unflatten(0, index.shape)

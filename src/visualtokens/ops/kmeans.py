@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visualtokens.ops.checks import check_finite
-from visualtokens.ops.hard import group_mean
+from visualtokens.ops.hard import group_sum
 from visualtokens.ops.seeds import Init, seed_centres
 
 Metric = Literal["euclidean", "cosine"]
@@ -39,23 +39,27 @@ def kmeans(
     token its own centre (so fewer than K); ``k=0`` gives none, and every assignment is -1.
     Gradients reach x, weights and given centres through the means, not through the assignment.
     """
-    check_finite("kmeans", x=x, weights=weights)
+    check_finite("kmeans", x=x, weights=weights, init=init)
     check_cluster_arguments(x, k, weights, iterations, metric)
     points = to_points(x, metric)  # (B, N, C)
     if k >= x.shape[1] or k == 0:
         return KMeans(points[:, :k].to(x.dtype), trivial_assignment(x, k))
-    # Distances are differences of large products: around the mean they lose fewer digits.
-    shift = points.mean(1, keepdim=True) if metric == "euclidean" else points.new_zeros(1)  # (B, 1, C)
+    shift = origin(points) if metric == "euclidean" else points.new_zeros(1)  # (B, 1, C)
     centres = seed_centres(init, points, k, weights=weights)  # (B, K, C)
     if metric == "cosine":
         centres = F.normalize(centres, dim=2)
     points, centres = points - shift, centres - shift
+    w = points.new_ones(points.shape[:2]) if weights is None else weights.to(points.dtype)  # (B, N)
+    weighted = points if weights is None else points * w.unsqueeze(2)
     for _ in range(iterations):
-        mean, total = group_mean(points, nearest(points, centres), k, weights=weights)
+        assignment = nearest(points, centres)
+        total = group_sum(w.unsqueeze(2), assignment, k)  # (B, K, 1)
+        sums = group_sum(weighted, assignment, k)  # (B, K, C)
         if metric == "cosine":
-            total = mean.norm(dim=2)  # opposite directions cancel: such a cluster keeps its centre, too
-            mean = F.normalize(mean, dim=2)
-        centres = torch.where((total > 0).unsqueeze(2), mean, centres)
+            length = sums.norm(dim=2, keepdim=True)
+            # Directions that cancel leave nothing but rounding: such a cluster keeps its centre, too.
+            total = torch.where(length > 64 * torch.finfo(length.dtype).eps * total, length, 0)
+        centres = torch.where(total > 0, sums / torch.where(total > 0, total, 1), centres)
     return KMeans((centres + shift).to(x.dtype), nearest(points, centres))
 
 
@@ -64,6 +68,14 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
     with torch.no_grad(), torch.autocast(points.device.type, enabled=False):
         square = centres.square().sum(2).unsqueeze(1)  # (B, 1, K)
         return torch.baddbmm(square, points, centres.mT, alpha=-2).min(2).indices
+
+
+def origin(points: Tensor) -> Tensor:
+    """``(B, 1, C)``: from where distances are measured, so that a large common part costs no digits.
+
+    One of the points, not their mean: differences of whole numbers, and with them exact ties, stay exact.
+    """
+    return points[:, :1]
 
 
 def to_points(x: Tensor, metric: Metric) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from visualtokens.ops.checks import check_finite
-from visualtokens.ops.hard import group_sum
-from visualtokens.ops.kmeans import Metric, check_cluster_arguments, to_points, trivial_assignment
+from visualtokens.ops.hard import group_sum, take
+from visualtokens.ops.kmeans import Metric, check_cluster_arguments, origin, to_points, trivial_assignment
 from visualtokens.ops.seeds import Init, seed_indices
 
 
@@ -36,9 +36,9 @@ def kmedoids(
     The N×N distances are made once; an update adds their rows up by cluster, O(N²) additions.
     An empty cluster keeps its medoid. ``init`` as in :func:`~visualtokens.ops.seeds.seed_indices`;
     ``weights``, ``metric``, ``k >= N`` and ``k=0`` as in :func:`~visualtokens.ops.kmeans.kmeans`.
-    The clustering has no gradient; take the tokens with ``x.gather`` and they have theirs.
+    The clustering has no gradient; tokens taken with :func:`~visualtokens.ops.take` have theirs.
     """
-    check_finite("kmedoids", x=x, weights=weights)
+    check_finite("kmedoids", x=x, weights=weights, init=init)
     check_cluster_arguments(x, k, weights, iterations, metric)
     n = x.shape[1]
     if k >= n or k == 0:
@@ -58,17 +58,14 @@ def kmedoids(
 def squared_distances(points: Tensor) -> Tensor:
     """‖x_i − x_j‖² for all pairs, ``(B, N, N)``; exactly zero on the diagonal and between equal points."""
     with torch.autocast(points.device.type, enabled=False):
-        points = points - points.mean(1, keepdim=True)  # distances around the mean lose fewer digits
+        points = points - origin(points)
         products = points @ points.mT  # (B, N, N)
         square = products.diagonal(dim1=1, dim2=2)  # (B, N), rounded as the products are
         return (square.unsqueeze(1) + square.unsqueeze(2)).sub_(products, alpha=2).clamp_min_(0)
 
 
 def _nearest_medoid(distance: Tensor, medoids: Tensor) -> Tensor:
-    b, n, _ = distance.shape
-    rows = medoids + n * torch.arange(b, device=medoids.device).unsqueeze(1)  # (B, K)
-    to_medoid = distance.flatten(0, 1)[rows.flatten()].unflatten(0, (b, -1))  # (B, K, N)
-    return to_medoid.min(1).indices
+    return take(distance, medoids).min(1).indices  # of (B, K, N), which the symmetry of the distances allows
 
 
 def _cheapest(cost: Tensor, assignment: Tensor, medoids: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from visualtokens.ops.hard import take
+
 Init = Tensor | torch.Generator | tuple[int, int] | None
 
 
@@ -23,24 +25,15 @@ def seed_indices(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Te
     Except for given indices they come in ascending order, so tokens keep the order of the patches.
     """
     b, n, _ = x.shape
+    if init is None and weights is not None:
+        return top_k(weights, k)
     if init is None:
-        if weights is None:
-            return (torch.arange(k, device=x.device) * n // max(k, 1)).expand(b, k)
-        init = weights
+        return (torch.arange(k, device=x.device) * n // k).expand(b, k)
+    if isinstance(init, Tensor):  # asked first: a compiler cannot ask whether a tensor is a generator
+        return _by_score(init, b, n, k) if init.is_floating_point() else _by_index(init, b, n, k)
     if isinstance(init, torch.Generator):
-        scores = torch.rand(b, n, generator=init, device=init.device).to(x.device)
-        return top_k(scores, k)
-    if isinstance(init, tuple):
-        return _cell_middles(init, n, k).to(x.device).expand(b, k)
-    if init.is_floating_point():
-        if init.shape != (b, n):
-            raise ValueError(f"init has scores of shape {tuple(init.shape)}; expected (B, N) = {(b, n)}")
-        return top_k(init, k)
-    if init.shape not in ((k,), (b, k)):
-        raise ValueError(
-            f"init has indices of shape {tuple(init.shape)}; expected (K,) = {(k,)} or (B, K) = {(b, k)}"
-        )
-    return init.expand(b, k)
+        return top_k(torch.rand(b, n, generator=init, device=init.device).to(x.device), k)
+    return _cell_middles(init, n, k).to(x.device).expand(b, k)
 
 
 def seed_centres(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Tensor:
@@ -56,8 +49,7 @@ def seed_centres(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Te
         return init.to(x.dtype).expand(b, k, c)
     if isinstance(init, tuple):
         return pool_cells(x, init, k)
-    index = seed_indices(init, x, k, weights=weights)
-    return x.gather(1, index.unsqueeze(2).expand(-1, -1, c))
+    return take(x, seed_indices(init, x, k, weights=weights))
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
@@ -75,7 +67,12 @@ def cell_grid(k: int, grid: tuple[int, int]) -> tuple[int, int]:
         down, across = rows * width, k // rows * height
         return max(down, across) / min(down, across)
 
-    rows = min((r for r in range(1, k + 1) if k % r == 0), key=mismatch)  # on ties the fewer rows
+    if k < 1:
+        raise ValueError(f"k={k} cells cannot be laid out; give at least 1")
+    rows = 1
+    for candidate in range(2, k + 1):
+        if k % candidate == 0 and mismatch(candidate) < mismatch(rows):  # on ties the fewer rows
+            rows = candidate
     return rows, k // rows
 
 
@@ -84,6 +81,21 @@ def pool_cells(x: Tensor, grid: tuple[int, int], k: int) -> Tensor:
     _check_grid(grid, x.shape[1])
     cells = F.adaptive_avg_pool2d(x.mT.unflatten(2, grid), cell_grid(k, grid))  # (B, C, rows, columns)
     return cells.flatten(2).mT
+
+
+def _by_score(scores: Tensor, b: int, n: int, k: int) -> Tensor:
+    if scores.shape != (b, n):
+        raise ValueError(f"init has scores of shape {tuple(scores.shape)}; expected (B, N) = {(b, n)}")
+    return top_k(scores, k)
+
+
+def _by_index(index: Tensor, b: int, n: int, k: int) -> Tensor:
+    if index.shape not in ((k,), (b, k)):
+        expected = f"(K,) = {(k,)} or (B, K) = {(b, k)}"
+        raise ValueError(f"init has indices of shape {tuple(index.shape)}; expected {expected}")
+    if not torch.compiler.is_compiling() and ((index < 0) | (index >= n)).any():
+        raise ValueError(f"init has indices from {index.min()} to {index.max()}; expected 0 to {n - 1}")
+    return index.long().expand(b, k)
 
 
 def _cell_middles(grid: tuple[int, int], n: int, k: int) -> Tensor:

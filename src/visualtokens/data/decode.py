@@ -1,0 +1,141 @@
+"""Safe decoding: whatever is on disk, the outcome is an RGB image or a :class:`BadImage`."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from visualtokens.errors import UserError
+
+# Pillow also opens formats that run other programs (EPS) or parse far more than pixels. These are enough.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM")
+_PHOTOS = {".jpg", ".jpeg", ".webp", ".avif", ".jp2"}
+_OTHERS = {".png", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+EXTENSIONS = frozenset(_PHOTOS | _OTHERS)
+MAX_PIXELS = 64_000_000
+
+# What Pillow raises for damaged files, found by flipping and cutting bytes of every format above.
+# OSError and SyntaxError are meant that way; the others escape from its parsers of headers and metadata.
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    struct.error,
+)
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class BadImage(UserError):
+    """An image that cannot be read: which one, and why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"cannot read {path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+    # An exception pickles its message only, and this one travels home from worker processes.
+    def __reduce__(self) -> tuple[type[BadImage], tuple[str, str]]:
+        return BadImage, (self.path, self.reason)
+
+
+def read_image(path: str | Path) -> Image.Image:
+    """The image at ``path``, upright and in RGB; :class:`BadImage` for everything that is not one.
+
+    Of several frames the first is taken, and transparency is laid on white. An image of more than 64
+    megapixels is refused from its header, before any of it is decoded.
+    """
+    file, name = Path(path), str(path)
+    try:
+        _check_file(file, name)
+        with Image.open(file, formats=FORMATS) as image:
+            _check_pixels(image, name)
+            image.load()
+            rgb = as_rgb(_upright(image))
+            rgb.info = {}  # it still tells the way the camera was held, and nobody is to turn it again
+            return rgb
+    except BadImage:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImage(name, f"too large: {error}") from error
+    except UnidentifiedImageError as error:
+        raise BadImage(name, f"not an image in a known format ({', '.join(FORMATS)})") from error
+    except PermissionError as error:
+        raise BadImage(name, "permission denied") from error
+    except _DAMAGE as error:
+        raise BadImage(name, f"damaged or unsupported: {error or type(error).__name__}") from error
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Any mode as RGB: 16 bits are scaled (not clipped), transparency is laid on white.
+
+    Pixels whose white is not defined, floats and integers beyond 16 bits, are refused.
+    """
+    if image.mode.startswith("I"):
+        return _from_16_bit(image)
+    if image.mode == "F":
+        raise UserError("float pixels have no defined white; save the image with 8 or 16 bits")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _from_16_bit(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)  # (H, W); mode "I" holds 16-bit PGM files in 32 bits
+    if values.min() < 0 or values.max() > 65535:
+        raise UserError(
+            f"integer pixels from {values.min()} to {values.max()} have no defined white; "
+            "save the image with 8 or 16 bits"
+        )
+    grey = ((values * 255 + 32767) // 65535).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if transparent is not None:
+        grey[values == transparent] = 255
+    return Image.fromarray(grey).convert("RGB")
+
+
+def _check_file(path: Path, name: str) -> None:
+    if not path.exists():
+        raise BadImage(name, "no such file")
+    if path.is_dir():
+        raise BadImage(name, "is a folder")
+    if not path.is_file():  # opening a pipe would wait for a writer for ever
+        raise BadImage(name, "not a regular file")
+    if path.stat().st_size == 0:
+        raise BadImage(name, "empty file")
+
+
+def _check_pixels(image: Image.Image, name: str) -> None:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        limit = MAX_PIXELS // 1_000_000
+        raise BadImage(
+            name, f"too large: {width}×{height} is more than {limit} megapixels; make it smaller first"
+        )
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF orientation says, as a copy that is free of its file.
+
+    ``ImageOps.exif_transpose`` also writes the metadata anew, which fails on tags that only cameras
+    understand although the pixels are sound.
+    """
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    method = _UPRIGHT.get(orientation)
+    return image.copy() if method is None else image.transpose(method)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from visualtokens.data import BadImage
+from visualtokens.data.folder import ImageFolder
+from visualtokens.errors import UserError
+
+
+def put(path: Path, colour: str = "red") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4), colour).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path / "train/cat/2.jpg")
+    put(tmp_path / "train/cat/1.PNG", "blue")
+    put(tmp_path / "train/Bird/3.webp")
+    put(tmp_path / "val/cat/4.bmp", "blue")
+    return tmp_path
+
+
+def test_items_and_classes_are_sorted(root: Path) -> None:
+    train = ImageFolder(root, "train")
+    assert train.classes == ["Bird", "cat"]
+    assert [Path(train.path(i)).relative_to(root / "train").as_posix() for i in range(3)] == [
+        "Bird/3.webp",
+        "cat/1.PNG",
+        "cat/2.jpg",
+    ]
+    image, label = train[1]
+    assert (image.mode, image.getpixel((0, 0)), label) == ("RGB", (0, 0, 255), 1)
+    assert train.spec == f"folder:{root}"
+
+
+def test_val_is_numbered_like_train(root: Path) -> None:
+    val = ImageFolder(root, "val")
+    assert val.classes == ["Bird", "cat"]
+    assert [label for _, label in val] == [1]
+
+
+def test_what_counts_as_an_image_is_the_extension(root: Path) -> None:
+    (root / "train/cat/notes.txt").write_text("not an image")
+    (root / "train/cat/.DS_Store").write_bytes(b"\0")
+    (root / "train/cat/broken.jpg").write_bytes(b"not an image either")
+    put(root / "train/cat/.ipynb_checkpoints/copy.png")
+    put(root / "train/.trash/old.png")
+    put(root / "train/cat/more/5.png")
+    put(root / "masks/train/cat/1.png")
+    train = ImageFolder(root, "train")
+    assert [Path(file).name for file in train.files] == ["3.webp", "1.PNG", "2.jpg", "broken.jpg", "5.png"]
+    with pytest.raises(BadImage) as caught:
+        train[3]
+    assert caught.value.path == str(root / "train/cat/broken.jpg")
+
+
+def test_home_is_expanded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(root.parent))
+    assert len(ImageFolder(f"~/{root.name}", "train")) == 3
+
+
+def test_missing_or_wrong_root(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere does not exist; expected .*nowhere/train/<class>/\*\.jpg"):
+        ImageFolder(tmp_path / "nowhere", "train")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        ImageFolder(tmp_path / "file", "train")
+    with pytest.raises(UserError, match=r"no train/ folder, only no folders at all"):
+        ImageFolder(tmp_path, "train")
+
+
+def test_class_folders_without_splits(tmp_path: Path) -> None:
+    for name in "abcdefg":
+        put(tmp_path / name / "1.jpg")
+    with pytest.raises(UserError) as caught:
+        ImageFolder(tmp_path, "train")
+    message = str(caught.value)
+    assert "a/, b/, c/, d/, e/, … (class folders without a split?)" in message
+    assert f"expected {tmp_path}/train/<class>/*.jpg and {tmp_path}/val/<class>/*.jpg" in message
+
+
+def test_missing_val(tmp_path: Path) -> None:
+    put(tmp_path / "train/cat/1.jpg")
+    assert len(ImageFolder(tmp_path, "train")) == 1
+    with pytest.raises(UserError, match=r"has no val/ folder, only train/; expected"):
+        ImageFolder(tmp_path, "val")
+
+
+def test_images_outside_class_folders(root: Path) -> None:
+    put(root / "train/stray.jpg")
+    with pytest.raises(UserError, match=r"outside class folders, such as stray\.jpg"):
+        ImageFolder(root, "train")
+
+
+def test_folders_without_images(root: Path) -> None:
+    (root / "train/dog").mkdir()
+    with pytest.raises(UserError, match=r"train/dog holds no images \(\.avif"):
+        ImageFolder(root, "train")
+    (root / "val/cat/4.bmp").unlink()
+    with pytest.raises(UserError, match="val holds no images"):
+        ImageFolder(root, "val")
+    (root / "val/cat").rmdir()
+    with pytest.raises(UserError, match="val holds no class folders"):
+        ImageFolder(root, "val")
+
+
+def test_val_class_that_train_does_not_know(root: Path) -> None:
+    put(root / "val/dog/1.jpg")
+    with pytest.raises(UserError, match=r"classes that .*train does not know: dog; add them"):
+        ImageFolder(root, "val")
+
+
+def test_a_real_folder_with_other_things_beside_it() -> None:
+    pets = Path(__file__).parents[2] / "../shared/data/pets"
+    if not pets.is_dir():
+        pytest.skip("no folder of pets beside the project")
+    train, val = ImageFolder(pets, "train"), ImageFolder(pets, "val")
+    assert (len(train), len(val), len(train.classes)) == (1110, 370, 37)
+    assert not any("trimaps" in file for file in train.files)
+    image, label = val[5]
+    assert image.mode == "RGB"
+    assert Path(val.path(5)).parent.name == val.classes[label]

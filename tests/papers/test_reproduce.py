@@ -1,0 +1,185 @@
+import json
+
+import pytest
+import torch
+
+from visualtokens.bench import count_macs, count_parameters
+from visualtokens.errors import UserError
+from visualtokens.papers import Published, Row, published, rows, table, to_dicts
+from visualtokens.papers.models import MODELS, pvt_v2_32
+from visualtokens.papers.reproduce import _model
+
+PARAMETERS = {
+    ("paca_vit_b0", "imagenet-1k"): 3_344_238,
+    ("paca_vit_b1", "imagenet-1k"): 12_706_254,
+    ("paca_vit_b2", "imagenet-1k"): 22_658_565,
+    ("paca_vit_b0", "cifar-100"): 2_989_940,
+    ("paca_vit_b1", "cifar-100"): 11_768_196,
+    ("paca_vit_b2", "cifar-100"): 20_781_396,
+    ("pvt_v2_b0", "imagenet-1k"): 3_666_760,
+    ("pvt_v2_b1", "imagenet-1k"): 14_009_000,
+    ("pvt_v2_b2", "imagenet-1k"): 25_362_856,
+    ("pvt_v2_b0", "cifar-100"): 3_029_252,
+    ("pvt_v2_b1", "cifar-100"): 11_932_068,
+    ("pvt_v2_b2", "cifar-100"): 21_053_860,
+    ("pvt_v2_b0_pure", "cifar-100"): 2_963_140,
+    ("pvt_v2_b1_pure", "cifar-100"): 11_668_772,
+    ("pvt_v2_b2_pure", "cifar-100"): 20_592_996,
+}
+
+
+def model(paper, name, variant):
+    return _model(MODELS[paper, name, variant])
+
+
+@pytest.mark.parametrize(("name", "variant"), PARAMETERS)
+def test_parameters_are_exact(name, variant):
+    assert count_parameters(model("paca-vit", name, variant)) == PARAMETERS[name, variant]
+
+
+@pytest.mark.parametrize(
+    ("name", "gmacs"),
+    [
+        ("paca_vit_b0", 0.62),
+        ("paca_vit_b1", 2.27),
+        ("paca_vit_b2", 4.39),
+        ("pvt_v2_b0", 0.57),
+        ("pvt_v2_b1", 2.11),
+        ("pvt_v2_b2", 4.04),
+    ],
+)
+def test_multiply_adds(name, gmacs):
+    """Known to two decimals; where half a percent is less than that, the digits have to agree."""
+    computed = count_macs(model("paca-vit", name, "imagenet-1k"), (224, 224)) / 1e9
+    assert computed == pytest.approx(gmacs, rel=0.005, abs=0.005)
+
+
+def test_vision_transformer_costs_are_the_closed_form():
+    """Stem 196·768·e, head 1000·e, block 4·n·e² + 2·n²·e + 8·n·e²."""
+    for row, e in [("row7", 192), ("row11", 252), ("row15", 318), ("row16", 384)]:
+        n = 197
+        expected = 196 * 768 * e + 1000 * e + 12 * (12 * n * e**2 + 2 * n**2 * e)
+        assert count_macs(model("token-pooling", row, "deit"), (224, 224)) == expected
+
+
+def test_the_small_pyramid_runs_at_its_strides():
+    pyramid = pvt_v2_32("pvt_v2_b0", reductions=(4, 2, 1, 1)).eval()
+    with torch.inference_mode():
+        _, maps = pyramid.forward_intermediates(torch.randn(1, 3, 32, 32))
+        assert [tuple(m.shape[2:]) for m in maps] == [(32, 32), (16, 16), (8, 8), (8, 8)]
+
+
+@pytest.mark.parametrize("key", MODELS)
+def test_every_entry_stands_for_published_costs(key):
+    paper, name, variant = key
+    figures = [f for f in published(paper, model=name) if f.variant == variant and f.is_cost]
+    assert figures
+    assert {f.metric for f in figures} <= set(MODELS[key].metrics)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return rows()
+
+
+def test_costs_of_known_models_are_computed_and_no_others(everything):
+    assert [row.published for row in everything] == [f for f in published() if f.is_cost]
+    for row in everything:
+        figure = row.published
+        known = (figure.paper, figure.model, figure.variant) in MODELS
+        assert (row.computed is not None) == known
+
+
+def test_no_computed_figure_is_far_from_the_published_one(everything):
+    far = {r.published.model: r.difference for r in everything if r.computed and abs(r.difference) > 2}
+    assert not far
+
+
+def test_which_figures_differ_from_print(everything):
+    """Printed 25.5 for 25.56, 44.4 for 44.55, 7.802 for 7.8014 and 3.4 for 3.34: none rounds so."""
+    differ = {(r.published.model, r.published.metric) for r in everything if r.agrees is False}
+    assert differ == {
+        ("resnet50", "mparams"),
+        ("resnet101", "mparams"),
+        ("resnet101", "gflops"),
+        ("paca_vit_b0", "mparams"),
+    }
+
+
+def row(value, computed, metric="mparams"):
+    return Row(Published("p", "1", "m", "v", "8x8", metric, value), computed)
+
+
+def test_difference_and_agreement():
+    assert row("3.4", 3.344).difference == pytest.approx(-1.647, abs=1e-3)
+    assert row("3.4", 3.344).agrees is False
+    assert row("3.4", 3.36).agrees is True
+    assert row("28", 28.49).agrees is True
+    assert row("28", 28.51).agrees is False
+    assert row("28", None).difference is None
+    assert row("28", None).agrees is None
+
+
+def test_results_are_listed_on_request_as_published():
+    costs, both = rows("paca-vit", "2"), rows("paca-vit", "2", all=True)
+    assert len(costs) == 6
+    assert len(both) == 18
+    assert {r.published.metric for r in both if r.computed is None} == {"top1", "images_per_s_rtx8000"}
+    assert rows("paca-vit", "text-4.1") == []
+    assert len(rows("paca-vit", "text-4.1", all=True)) == 2
+
+
+def test_unknown_papers_and_tables():
+    with pytest.raises(UserError, match="unknown paper 'vt'"):
+        rows("vt")
+    with pytest.raises(UserError, match="unknown table of stvit 'III'"):
+        rows("stvit", "III")
+
+
+def test_table_of_one_table():
+    lines = table(rows("paca-vit", "2")).splitlines()
+    assert lines[0] == "paca-vit, table 2"
+    assert lines[1].split() == ["model", "input", "metric", "published", "computed", "difference"]
+    assert lines[3].split() == [
+        *("paca_vit_b0", "imagenet-1k", "224x224", "mparams", "3.4", "3.344", "-1.6", "%", "differs")
+    ]
+    assert lines[4].endswith("as printed")
+    assert lines[-1] == "6 figures compared: 5 come out as printed, 1 differ."
+
+
+def test_table_of_everything_fits_and_counts(everything):
+    for listed in (everything, rows(all=True)):
+        lines = table(listed).splitlines()
+        assert max(map(len, lines)) <= 100
+        agree, differ = (sum(r.agrees is word for r in everything) for word in (True, False))
+        missing = len(everything) - agree - differ
+        assert f"{agree + differ} figures compared: {agree} come out as printed, {differ} differ." in lines
+        assert f"{missing} are of models that are not in this version." in lines
+    assert f"{643 - len(everything)} are results, shown as published: they are not computed." in lines
+    assert any("196 … 173" in line for line in lines)
+
+
+def test_models_that_are_missing_are_counted_not_listed():
+    missing = [row("4.4", None, "gflops"), row("25", None)]
+    assert table(missing).splitlines() == [
+        "0 figures compared: 0 come out as printed, 0 differ.",
+        "2 are of models that are not in this version.",
+    ]
+    assert table([]) == "No cost is published here."
+
+
+def test_to_dicts_is_json():
+    saved = json.loads(json.dumps(to_dicts(rows("paca-vit", "2", all=True))))
+    assert saved[0] == {
+        "paper": "paca-vit",
+        "table": "2",
+        "model": "pvt_v2_b0",
+        "variant": "imagenet-1k",
+        "input": "224x224",
+        "metric": "mparams",
+        "value": "3.7",
+        "computed": 3.66676,
+        "difference_percent": pytest.approx(-0.898, abs=1e-3),
+        "agrees": True,
+    }
+    assert saved[2]["computed"] is saved[2]["difference_percent"] is saved[2]["agrees"] is None
