@@ -16,11 +16,15 @@ class UserError(ValueError):
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.4)
-    if close:
-        hint = f"did you mean {close[0]!r}?"
+    nearest = max(options, key=lambda option: _likeness(name, option), default="")  # the first on ties
+    if _likeness(name, nearest) >= 0.4:
+        hint = f"did you mean {nearest!r}?"
     elif len(options) <= 12:
         hint = "choose from " + ", ".join(options)
     else:
         hint = f"there are {len(options)} to choose from, such as {options[0]!r}"
     return UserError(f"unknown {what} {name!r}; {hint}")
+
+
+def _likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio()

@@ -1,0 +1,130 @@
+"""Heat maps over pictures.
+
+One colour scheme throughout: a perceptually uniform map whose lightness only rises, over the picture
+in greys and with one strength everywhere. So a place is lighter than it was exactly where the cluster
+is stronger, on a grey print and to colour-blind eyes too, and no colour of the photo looks like heat.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import textwrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from visualtokens.explain.geometry import Box, Floats, place, scale_box
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from visualtokens.explain.explanation import Explanation
+
+COLORMAP = "magma"
+STRENGTH = 0.6  # how much of a pixel is heat; the rest is the photo
+OUTSIDE = 0.35  # how bright the part that the model never saw is left
+
+
+def overlay(
+    image: Image.Image, heat: Floats, *, box: Box | None = None, strength: float = STRENGTH
+) -> Image.Image:
+    """Draw ``heat (h, w)``, from 0 to 1, over the ``box`` of the image it describes (default: all of it).
+
+    What lies outside the box is dimmed.
+    """
+    canvas, inside = place(heat, box or (0, 0, *image.size), image.size)  # (H, W), (H, W)
+    grey = np.asarray(image.convert("L"), dtype=np.float32)[..., None] / 255  # (H, W, 1)
+    mixed = (1 - strength) * grey + strength * _colours(canvas)  # (H, W, 3)
+    mixed = np.where(inside[..., None], mixed, OUTSIDE * grey)
+    return Image.fromarray((mixed * 255).round().astype(np.uint8))
+
+
+def framed(image: Image.Image, box: Box) -> Image.Image:
+    """The picture in its own colours, dimmed outside the box, with a thin line around what is inside."""
+    _, inside = place(np.zeros((1, 1), dtype=np.float32), box, image.size)
+    if inside.all():
+        return image
+    pixels = np.asarray(image, dtype=np.float32)  # (H, W, 3)
+    dimmed = np.where(inside[..., None], pixels, OUTSIDE * pixels)
+    out = Image.fromarray(dimmed.round().astype(np.uint8))
+    width, height = image.size
+    left, top = max(round(box[0]), 0), max(round(box[1]), 0)
+    right, bottom = min(round(box[2]), width) - 1, min(round(box[3]), height) - 1
+    thickness = max(width, height) // 160 or 1
+    ImageDraw.Draw(out).rectangle((left, top, right, bottom), outline="white", width=thickness)
+    return out
+
+
+def for_display(image: Image.Image, box: Box, *, side: int) -> tuple[Image.Image, Box]:
+    """The image with its longer side near ``side`` pixels, and the box on it.
+
+    Tiny images grow by a whole factor and keep hard pixels, so that a heat map over them is smooth while
+    the pixels stay what they are.
+    """
+    factor = side / max(image.size)
+    if factor >= 2:
+        after = image.width * int(factor), image.height * int(factor)
+        enlarged = image.resize(after, Image.Resampling.NEAREST)
+    else:
+        after = max(round(image.width * factor), 1), max(round(image.height * factor), 1)
+        enlarged = image.resize(after, Image.Resampling.LANCZOS)
+    return enlarged, scale_box(box, image.size, after)
+
+
+def data_uri(image: Image.Image) -> str:
+    """The image inside an HTML page, without a file beside it."""
+    buffer = io.BytesIO()
+    # JPEG, because a page of photos would weigh ten times more as PNG
+    image.save(buffer, format="JPEG", quality=90, subsampling=0)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def figure(explanation: Explanation) -> Figure:
+    """The image and its top clusters side by side, each with its drop in probability."""
+    from matplotlib.figure import Figure  # not pyplot, which keeps figures alive and is not for threads
+
+    picture, box = for_display(explanation.image, explanation.crop_box, side=512)
+    name = textwrap.shorten(explanation.class_name(explanation.target), 36, placeholder="…")
+    p = explanation.probabilities[explanation.target]
+    panels = [(framed(picture, box), f"{name}\nprobability {p:.2f}")]
+    for k in explanation.top:
+        drawn = overlay(picture, explanation.maps[k], box=box)
+        panels.append((drawn, f"cluster {k}\n{change(explanation, k)}"))
+    columns = min(len(panels), 4)
+    rows = math.ceil(len(panels) / columns)
+    height = 3 * picture.height / picture.width + 0.6  # inches, with the title
+    fig = Figure(figsize=(3 * columns, height * rows + 0.5), layout="constrained")
+    axes = list(fig.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes:
+        ax.set_axis_off()
+    for ax, (shown, title) in zip(axes, panels, strict=False):
+        ax.imshow(np.asarray(shown))
+        ax.set_title(title, fontsize=10, parse_math=False)  # a class may be called "$1"
+    fig.supxlabel(
+        "Each heat map is one cluster, the brighter the stronger.\n"
+        "The number is how the probability changes when the cluster is blacked out.",
+        fontsize=9,
+    )
+    return fig
+
+
+def change(explanation: Explanation, k: int) -> str:
+    """How blacking out cluster k changes the target's probability, as "−0.42"."""
+    text = f"{-explanation.importance[k]:+.2f}".replace("-", "−")
+    return "0.00" if text in ("+0.00", "−0.00") else text
+
+
+def colour_stops(count: int = 9) -> list[str]:
+    """The colour scheme from 0 to 1, as CSS colours."""
+    rgb = (_colours(np.linspace(0, 1, count, dtype=np.float32)) * 255).round().astype(int)  # (count, 3)
+    return [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in rgb]
+
+
+def _colours(values: Floats) -> Floats:
+    """``(..., 3)``, from 0 to 1."""
+    from matplotlib import colormaps
+
+    return colormaps[COLORMAP](values)[..., :3].astype(np.float32)

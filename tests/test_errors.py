@@ -1,0 +1,29 @@
+"""The error for a name that does not exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from visualtokens.errors import UserError, unknown
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("paca_vit_bo", "did you mean 'paca_vit_b0'?"),  # b0, b1 and b2 are equally near: the first
+        ("PACA_VIT_B2", "did you mean 'paca_vit_b2'?"),
+        ("zzz", "choose from paca_vit_b0, paca_vit_b1, paca_vit_b2"),
+    ],
+)
+def test_names_the_nearest(name: str, hint: str) -> None:
+    error = unknown("model", name, ["paca_vit_b2", "paca_vit_b0", "paca_vit_b1"])
+    assert isinstance(error, UserError)
+    assert isinstance(error, ValueError)
+    assert str(error) == f"unknown model {name!r}; {hint}"
+
+
+def test_many_or_no_options() -> None:
+    assert "there are 40 to choose from, such as 'm00'" in str(
+        unknown("x", "?", [f"m{i:02}" for i in range(40)])
+    )
+    assert str(unknown("x", "?", [])) == "unknown x '?'; choose from "
