@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from visualtokens.bench import count_macs, count_parameters, interleave
-from visualtokens.data import ImageDataset, Preprocess, open_dataset
+from visualtokens.data import ImageDataset, Preprocess, create_loader, open_dataset
 from visualtokens.explain import Report, Sample, explain, write_report
 from visualtokens.train import Checkpoint, TrainConfig, TrainResult, load_checkpoint, train
 
@@ -49,8 +49,8 @@ def run(out: str | Path, *, epochs: int | None = None, progress: bool | None = N
         notes=[
             "The images are scikit-learn's 1,797 scanned digits of 8 × 8 pixels, enlarged to 32 × 32; four "
             "fifths were learned from, the figures are of the others.",
-            "A heat map is what the first layer that groups the image calls one cluster; a cluster is hidden "
-            "by darkening its places, and on a black background that removes ink only.",
+            "The heat maps are those of the last layer that groups the image. A cluster is hidden by "
+            "darkening its places, which on a black background removes nothing but ink.",
         ],
         command=f"vtok demo --out {out}",
     )
@@ -67,14 +67,14 @@ def run(out: str | Path, *, epochs: int | None = None, progress: bool | None = N
 def _figures(
     result: TrainResult, checkpoint: Checkpoint, speed: float, *, images: int
 ) -> list[tuple[str, str, str]]:
-    size = checkpoint.preprocess.size
-    parameters, macs = count_parameters(checkpoint.model), count_macs(checkpoint.model, size)
+    parameters = count_parameters(checkpoint.model)
+    macs = count_macs(checkpoint.model, checkpoint.preprocess.size)
     wrong = round(images * (1 - (result.accuracy or 0)))
     return [
         ("Accuracy", f"{result.accuracy:.1%}", f"{wrong} of {images} unseen images named wrongly"),
         ("Training", f"{result.seconds:.0f} s", f"{result.images_per_second:,.0f} images/s on this machine"),
-        ("Prediction", f"{speed:,.0f} images/s", "in batches of 64"),
-        ("Model", str(CONFIG["model"]), f"{parameters:,} parameters, {macs / 1e6:.0f} M multiply-adds"),
+        ("Images/s", f"{speed:,.0f}", "naming digits, in batches of 64"),
+        ("Parameters", f"{parameters / 1e6:.2f} M", f"{CONFIG['model']}, {macs / 1e6:.0f} M multiply-adds"),
     ]
 
 
@@ -86,19 +86,25 @@ def _images_per_second(model: nn.Module, preprocess: Preprocess, *, batch: int =
 
 
 def _samples(checkpoint: Checkpoint, digits: ImageDataset) -> list[Sample]:
-    """One image of each of the first classes; the tokens of the first layer, whose grid is the finest."""
-    first: dict[int, int] = {}
-    for i in range(len(digits)):
-        first.setdefault(digits[i][1], i)
-    samples = []
-    for label in sorted(first)[:SAMPLES]:
-        image, _ = digits[first[label]]
-        explanation = explain(
-            checkpoint.model,
-            image,
-            preprocess=checkpoint.preprocess,
-            classes=checkpoint.classes,
-            layer=0,
+    """The first mistakes, if there are any, then the first image of one class after the other."""
+    predictions = _predictions(checkpoint, digits)
+    labels = [digits[i][1] for i in range(len(digits))]
+    mistakes = [i for i, label in enumerate(labels) if predictions[i] != label][: SAMPLES // 3]
+    first_of_class = [labels.index(label) for label in sorted(set(labels))]
+    chosen = list(dict.fromkeys(mistakes + first_of_class))[:SAMPLES]
+    return [
+        Sample(
+            explain(
+                checkpoint.model, digits[i][0], preprocess=checkpoint.preprocess, classes=checkpoint.classes
+            ),
+            truth=labels[i],
+            name=digits.path(i),
         )
-        samples.append(Sample(explanation, truth=label, name=digits.path(first[label])))
-    return samples
+        for i in chosen
+    ]
+
+
+def _predictions(checkpoint: Checkpoint, digits: ImageDataset) -> list[int]:
+    loader = create_loader(digits, checkpoint.preprocess, batch=64, train=False)
+    with torch.inference_mode():
+        return [int(p) for batch in loader for p in checkpoint.model(batch.images).argmax(1)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from visualtokens.ops import group_mean, group_sum, ungroup
+from visualtokens.ops import group_mean, group_sum, take, ungroup
 
 from .helpers import (
     EXAMPLES,
@@ -105,6 +105,16 @@ def test_ungroup_copies_each_token_to_its_patches(b: int, n: int, c: int, k: int
 
 @EXAMPLES
 @given(**SIZES)
+def test_take_equals_plain_indexing(b: int, n: int, c: int, k: int, seed: int) -> None:
+    x, index = randn(b, n, c, seed=seed), randint(n, b, k, seed=seed)
+    result = take(x, index)
+    assert result.shape == (b, k, c)
+    for image in range(b):
+        assert torch.equal(result[image], x[image, index[image]])
+
+
+@EXAMPLES
+@given(**SIZES)
 def test_ungroup_is_the_transpose_of_group_sum(b: int, n: int, c: int, k: int, seed: int) -> None:
     """⟨group_sum(x), t⟩ = ⟨x, ungroup(t)⟩, whatever x and t."""
     x, tokens = randn(b, n, c, seed=seed), randn(b, k, c, seed=seed + 1)
@@ -140,6 +150,7 @@ def test_no_image() -> None:
     assert group_sum(x, assignment, 4).shape == (0, 4, 3)
     assert group_mean(x, assignment, 4)[0].shape == (0, 4, 3)
     assert ungroup(torch.zeros(0, 4, 3), assignment).shape == (0, 5, 3)
+    assert take(torch.zeros(0, 9, 3), assignment).shape == (0, 5, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -162,6 +173,7 @@ def test_memory_layout_does_not_matter_and_inputs_stay() -> None:
     for _, other in layouts(x):
         assert_close(group_sum(other, assignment, 5), group_sum(x, assignment, 5))
         assert_close(ungroup(other, assignment), ungroup(x, assignment))
+        assert torch.equal(take(other, assignment.abs()), take(x, assignment.abs()))
     shared = assignment[:1].expand(3, 12)
     assert_close(group_sum(x, shared, 5), group_sum(x, shared.clone(), 5))
     assert_close(ungroup(x, shared), ungroup(x, shared.clone()))
@@ -183,6 +195,7 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda x: group_sum(x, assignment, 4), x)
     assert torch.autograd.gradcheck(lambda x, w: group_mean(x, assignment, 4, weights=w), (x, weights))
     assert torch.autograd.gradcheck(lambda t: ungroup(t, assignment), tokens)
+    assert torch.autograd.gradcheck(lambda x: take(x, torch.tensor([[6, 0, 6], [1, 2, 3]])), x)
 
 
 def test_gradients_of_weightless_groups_are_finite() -> None:
@@ -207,6 +220,7 @@ def test_compile_to_one_graph_each() -> None:
     expected = group_mean(x, assignment, 5, weights=weights)
     assert_same_leaves(compiled(group_mean)(x, assignment, 5, weights=weights), expected)
     assert_same_leaves(compiled(ungroup)(x, assignment), ungroup(x, assignment))
+    assert_same_leaves(compiled(take)(x, assignment.abs()), take(x, assignment.abs()))
 
 
 def test_autocast_changes_nothing() -> None:
@@ -216,3 +230,12 @@ def test_autocast_changes_nothing() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert_same_leaves(group_mean(x, assignment, 5, weights=weights), expected)
         assert_same_leaves(ungroup(x, assignment), ungroup(x, assignment))
+
+
+def test_an_index_of_another_image_is_found_on_request(checks_on: None) -> None:
+    x = randn(2, 3, 4)
+    for wrong in (-1, 3):
+        with pytest.raises(ValueError, match=rf"take: index is {wrong} at \(1, 0\); expected 0 to 2"):
+            take(x, torch.tensor([[0], [wrong]]))
+    with pytest.raises(ValueError, match=r"group_sum: assignment is 2 at \(0, 1\); expected -1 to 1"):
+        group_sum(x, torch.tensor([[0, 2, -1], [0, 0, 0]]), 2)

@@ -207,10 +207,10 @@ def test_gradients(weighted: bool) -> None:
 
 
 def test_autocast_changes_nothing() -> None:
-    x = randn(2, 30, 16, seed=8, dtype=torch.float32)
-    expected = bipartite_merge(x, 9, protect=1)
+    x = randn(2, 300, 16, seed=8, dtype=torch.float32)
+    expected = bipartite_merge(x, 70, protect=1)
     with torch.autocast("cpu", torch.bfloat16):
-        assert_same_leaves(bipartite_merge(x, 9, protect=1), expected)
+        assert_same_leaves(bipartite_merge(x, 70, protect=1), expected)
 
 
 def test_compiles_to_one_graph() -> None:
@@ -224,3 +224,15 @@ def test_compiles_to_one_graph() -> None:
 def test_negative_r_is_named() -> None:
     with pytest.raises(ValueError, match="r=-1 is negative"):
         bipartite_merge(torch.zeros(1, 4, 2), -1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(protect=-1), "protect=-1 is negative"),
+        (dict(size=torch.ones(5)), r"size has shape \(5,\); expected \(B, N\) = \(1, 5\)"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bipartite_merge(randn(1, 5, 3), 1, **options)

@@ -18,6 +18,16 @@ def set_checks(enabled: bool) -> bool:
     return before
 
 
+def check_range(operation: str, name: str, index: Tensor, low: int, high: int) -> None:
+    """Name the first index outside ``low`` to ``high``."""
+    if not _enabled or torch.compiler.is_compiling():
+        return
+    bad = (index < low) | (index > high)
+    if bad.any():
+        first = tuple(int(i) for i in bad.nonzero()[0])
+        raise ValueError(f"{operation}: {name} is {index[first].item()} at {first}; expected {low} to {high}")
+
+
 def check_finite(operation: str, **values: object) -> None:
     """Name the first floating tensor that holds a NaN or an infinity, and where."""
     if not _enabled or torch.compiler.is_compiling():

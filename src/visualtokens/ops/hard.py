@@ -1,9 +1,15 @@
-"""Hard grouping: each of N patches belongs to one of K tokens, or to none (-1)."""
+"""Hard grouping: each of N patches belongs to one of K tokens, or to none (-1).
+
+Indices must be in range: for speed the images of a batch lie in one table, and a wrong index would read
+the next image. ``set_checks(True)`` finds it.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from visualtokens.ops.checks import check_range
 
 
 def group_sum(x: Tensor, assignment: Tensor, k: int) -> Tensor:
@@ -11,6 +17,7 @@ def group_sum(x: Tensor, assignment: Tensor, k: int) -> Tensor:
 
     O(N·C): one row addition per patch, no one-hot product.
     """
+    check_range("group_sum", "assignment", assignment, -1, k - 1)
     b, n, c = x.shape
     rows = torch.where(assignment < 0, k, assignment)  # one more row per image takes those of nobody
     rows = rows + (k + 1) * torch.arange(b, device=x.device).unsqueeze(1)
@@ -41,6 +48,7 @@ def ungroup(tokens: Tensor, assignment: Tensor) -> Tensor:
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Rows of ``x (B, N, C)`` by ``index (B, K)``: ``(B, K, C)``. Several times as fast as ``x.gather``."""
+    check_range("take", "index", index, 0, x.shape[1] - 1)
     b, n, c = x.shape
     rows = index + n * torch.arange(b, device=x.device).unsqueeze(1)
     return x.reshape(b * n, c).index_select(0, rows.flatten()).unflatten(0, index.shape)

@@ -73,9 +73,9 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
 def origin(points: Tensor) -> Tensor:
     """``(B, 1, C)``: from where distances are measured, so that a large common part costs no digits.
 
-    One of the points, not their mean: differences of whole numbers, and with them exact ties, stay exact.
+    The mean, rounded to eight bits: so differences of small whole numbers, and with them ties, stay exact.
     """
-    return points[:, :1]
+    return points.detach().mean(1, keepdim=True).bfloat16().to(points.dtype)
 
 
 def to_points(x: Tensor, metric: Metric) -> Tensor:
@@ -94,6 +94,8 @@ def trivial_assignment(x: Tensor, k: int) -> Tensor:
 def check_cluster_arguments(x: Tensor, k: int, weights: Tensor | None, iterations: int, metric: str) -> None:
     if x.ndim != 3:
         raise ValueError(f"x has shape {tuple(x.shape)}; expected (B, N, C): add a batch dimension")
+    if not x.is_floating_point():
+        raise ValueError(f"x is of type {x.dtype}; means need a floating type, such as x.float()")
     if k < 0:
         raise ValueError(f"k={k} is negative; give the number of clusters to keep")
     if iterations < 0:

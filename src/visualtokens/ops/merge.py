@@ -39,6 +39,10 @@ def bipartite_merge(
     if r < 0:
         raise ValueError(f"r={r} is negative; give the number of tokens to merge away")
     b, n, _ = x.shape
+    if protect < 0:
+        raise ValueError(f"protect={protect} is negative; give the number of tokens at the front to keep")
+    if size is not None and size.shape != (b, n):
+        raise ValueError(f"size has shape {tuple(size.shape)}; expected (B, N) = {(b, n)}")
     with torch.no_grad():
         assignment = match(x if metric is None else metric, r, protect=protect)  # (B, N)
     k = n - merge_count(n, r, protect)

@@ -26,6 +26,10 @@ class Cells:
     grid: tuple[int, int]
     cell: tuple[int, int]
 
+    def __post_init__(self) -> None:
+        if min(self.grid + self.cell) < 1:
+            raise ValueError(f"grid={self.grid} cannot be cut into cells of {self.cell}; give at least 1×1")
+
     @property
     def count(self) -> tuple[int, int]:
         return -(-self.grid[0] // self.cell[0]), -(-self.grid[1] // self.cell[1])
