@@ -19,6 +19,11 @@ class ConvClustering(nn.Module):
         self.conv = nn.Conv2d(dim, hidden, 3, padding=1)
         self.assign = nn.Linear(hidden, clusters)
 
+    def init_clusters(self) -> None:
+        """Start the clusters apart: logits of unit scale. From near-zero weights all maps start uniform,
+        get the same gradient, and end up alike."""
+        nn.init.normal_(self.assign.weight, std=self.assign.in_features**-0.5)
+
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         u = to_tokens(F.gelu(self.conv(to_map(x, grid))))  # (B, N, C / reduction)
         return assign_soft(self.assign(u), over="patches")  # (B, N, K)

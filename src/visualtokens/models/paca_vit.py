@@ -10,7 +10,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from visualtokens.layers import PaCaAttention
+from visualtokens.layers import ConvClustering, PaCaAttention
 from visualtokens.layers.maps import to_map, to_tokens
 from visualtokens.models.pyramid import Pyramid, channels_last, init_weights
 from visualtokens.models.registry import register_family
@@ -154,6 +154,9 @@ class PaCaViT(Pyramid):
             drop_rate=drop_rate,
         )
         init_weights(self)
+        for module in self.modules():
+            if isinstance(module, ConvClustering):
+                module.init_clusters()
 
 
 _IMAGENET_CFG = dict(

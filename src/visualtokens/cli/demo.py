@@ -1,0 +1,32 @@
+"""``vtok demo``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from visualtokens.cli.verb import Result, Verb
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """Train, evaluate and explain a small model on real digits, and write a report."""
+
+    out: str = "demo"
+    """Folder for the model and the report."""
+
+
+def run(config: DemoConfig) -> Result:
+    """Run the demonstration."""
+    from visualtokens import demo
+
+    result = demo.run(config.out)
+    text = (
+        f"accuracy    {result.accuracy:.1%} of {result.images} unseen images\n"
+        f"training    {result.seconds:.0f} s, {result.train_images_per_second:,.0f} images/s\n"
+        f"prediction  {result.images_per_second:,.0f} images/s\n"
+        f"report      {result.report}"
+    )
+    return Result(text, asdict(result) | {"report": str(result.report)})
+
+
+VERB = Verb(config=DemoConfig, run=run, example="vtok demo --out demo")

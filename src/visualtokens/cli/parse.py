@@ -1,0 +1,132 @@
+"""From a verb's dataclass to its options, and from what was typed to the dataclass."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import yaml  # type: ignore[import-untyped]
+from docstring_parser import parse_from_object
+from jsonargparse import ArgumentParser
+
+from visualtokens.cli.complaints import missing, translate
+from visualtokens.cli.verb import Verb
+from visualtokens.errors import UserError, unknown
+
+
+def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tuple[Any, bool]:
+    """The verb's configuration, and whether JSON is wanted.
+
+    ``--help`` and ``--print_config`` print and raise ``SystemExit(0)``. Whatever cannot be understood is a
+    :class:`UserError` of one line.
+    """
+    hints = get_type_hints(verb.config)
+    configs, others = _split_configs(arguments)
+    for path in configs:
+        _check_config(path, known=[*hints, "json"])
+    # The files come first, so that what is typed wins wherever it stands.
+    ordered = [f"--config={path}" for path in configs] + others
+    try:
+        values = _parser(name, purpose, verb, hints).parse_args(ordered).as_dict()
+    except argparse.ArgumentError as error:
+        raise translate(str(error), hints, positional=verb.positional) from error
+    wanted = {field: values[field] for field in hints if field in values}
+    absent = [f.name for f in dataclasses.fields(verb.config) if _is_required(f) and not wanted.get(f.name)]
+    if absent:
+        raise missing(absent, positional=verb.positional)
+    return verb.config(**wanted), values["json"]
+
+
+def _parser(name: str, purpose: str, verb: Verb, hints: dict[str, Any]) -> ArgumentParser:
+    parser = ArgumentParser(
+        prog=f"vtok {name}",
+        description=f"{purpose}\n\nexample:\n  {verb.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    described = {
+        p.arg_name: " ".join((p.description or "").split()) for p in parse_from_object(verb.config).params
+    }
+    for field in dataclasses.fields(verb.config):
+        _add(
+            parser, field, hints[field.name], described[field.name], positional=field.name == verb.positional
+        )
+    parser.add_argument("--json", action="store_true", help="Print the result as one JSON document.")
+    parser.add_argument("--config", action="config", help="Take options from a YAML file; those typed win.")
+    return parser
+
+
+def _add(
+    parser: ArgumentParser, field: dataclasses.Field[Any], hint: Any, description: str, *, positional: bool
+) -> None:
+    """The option of one field."""
+    default = _default(field)
+    tells = bool(default) or (isinstance(default, (int, float)) and hint is not bool)
+    told = f" (default: {default})" if tells else ""
+    text = (description + told).replace("%", "%%")
+    several = get_origin(hint) is list
+    if positional:
+        # SUPPRESS: if none is typed, that of a config file stays.
+        shown, nargs = field.name.removesuffix("s").upper(), "*" if several else "?"
+        parser.add_argument(
+            field.name, type=str, nargs=nargs, default=argparse.SUPPRESS, metavar=shown, help=text
+        )
+    elif hint is bool:
+        parser.add_argument(f"--{field.name}", action="store_true", help=text)
+    elif several:
+        parser.add_argument(f"--{field.name}", type=str, nargs="+", default=default, help=text)
+    else:
+        needed = _is_required(field)
+        parser.add_argument(f"--{field.name}", type=hint, default=default, required=needed, help=text)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _split_configs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files after ``--config``, and all other arguments."""
+    configs: list[str] = []
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--config":
+            path = next(rest, None)
+            if path is None:
+                raise UserError("--config needs a YAML file")
+            configs.append(path)
+        elif argument.startswith("--config="):
+            configs.append(argument.removeprefix("--config="))
+        else:
+            others.append(argument)
+    return configs, others
+
+
+def _check_config(path: str, *, known: Sequence[str]) -> None:
+    """That the file is YAML and holds options of this verb."""
+    try:
+        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read config file {path!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"config file {path!r} is not text; it must be YAML") from error
+    except yaml.MarkedYAMLError as error:
+        place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"config file {path!r} is not YAML: {error.problem}{place}") from error
+    except yaml.YAMLError as error:  # characters that YAML forbids
+        raise UserError(f"config file {path!r} is not YAML: {error}") from error
+    if not isinstance(options, dict):
+        raise UserError(f"config file {path!r} must hold lines such as 'epochs: 10'")
+    for name in options:
+        if str(name).split(".")[0] not in known:
+            raise unknown(f"option in {path}:", str(name), known)

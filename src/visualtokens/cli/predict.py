@@ -1,0 +1,80 @@
+"""``vtok predict``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from visualtokens.cli.report import unreadable_as_json, warn_unreadable
+from visualtokens.cli.verb import Result, Verb
+from visualtokens.errors import UserError
+
+if TYPE_CHECKING:
+    from visualtokens.train import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig:
+    """Say what a checkpoint sees in your images."""
+
+    images: list[str]
+    """Image files."""
+
+    checkpoint: str
+    """Folder that `vtok train --out` wrote."""
+
+    top: int = 5
+    """How many classes to tell for each image, the most probable first."""
+
+    device: str = "auto"
+    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
+
+
+def run(config: PredictConfig) -> Result:
+    """Predict, image by image. One that cannot be read does not stop the others; the exit code is then 1."""
+    from visualtokens.data import BadImage
+    from visualtokens.train import load_checkpoint, pick_device
+
+    if config.top < 1:
+        raise UserError(f"top={config.top} must be at least 1")
+    checkpoint = load_checkpoint(config.checkpoint)
+    checkpoint.model.to(pick_device(config.device))
+    found: list[dict[str, Any]] = []
+    unreadable: list[BadImage] = []
+    for path in config.images:
+        try:
+            found.append({"image": path, "classes": _predict(checkpoint, path, top=config.top)})
+        except BadImage as bad:
+            unreadable.append(bad)
+    warn_unreadable(unreadable)
+    document = {"predictions": found, "unreadable": unreadable_as_json(unreadable)}
+    return Result("\n".join(map(_text, found)), document, code=1 if unreadable else 0)
+
+
+def _predict(checkpoint: Checkpoint, path: str, *, top: int) -> list[dict[str, Any]]:
+    import torch
+
+    from visualtokens.data import read_image
+
+    device = next(checkpoint.model.parameters()).device
+    x = checkpoint.preprocess(read_image(path)).to(device)  # (3, H, W)
+    with torch.inference_mode():
+        probabilities = checkpoint.model(x.unsqueeze(0))[0].float().softmax(0)  # (classes,)
+    values, indices = probabilities.topk(min(top, len(checkpoint.classes)))
+    return [
+        {"class": checkpoint.classes[i], "probability": p}
+        for p, i in zip(values.tolist(), indices.tolist(), strict=True)
+    ]
+
+
+def _text(prediction: dict[str, Any]) -> str:
+    lines = [f"  {c['probability']:6.1%}  {c['class']}" for c in prediction["classes"]]
+    return "\n".join([prediction["image"], *lines])
+
+
+VERB = Verb(
+    config=PredictConfig,
+    run=run,
+    example="vtok predict photo.jpg --checkpoint run/ --top 3",
+    positional="images",
+)

@@ -1,0 +1,1 @@
+"""What a model is for: losses, and the measures of how well it does."""

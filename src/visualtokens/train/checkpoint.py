@@ -1,0 +1,134 @@
+"""A trained model as a folder: ``model.safetensors`` and ``config.json``, the layout of the Hugging Face Hub.
+
+``timm.create_model("local-dir:<folder>", pretrained=True)`` loads it, after ``import visualtokens``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from visualtokens.data import Preprocess
+from visualtokens.errors import UserError
+from visualtokens.train.build import build_model, preprocess_for, timm_cfg
+from visualtokens.train.files import write_atomically
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+# Of timm's pretrained_cfg; the rest tells of somebody else's weights: where they are, their labels, licence.
+_DESCRIBES_MODEL = ("interpolation", "pool_size", "first_conv", "classifier", "fixed_input_size")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model ready to use: in eval mode, with the names of its classes and its preprocessing."""
+
+    model: nn.Module
+    classes: list[str]
+    preprocess: Preprocess
+    config: dict[str, Any]  # what config.json holds
+
+
+def save_checkpoint(
+    out: str | Path,
+    model: nn.Module,
+    *,
+    classes: Sequence[str],
+    preprocess: Preprocess,
+    model_args: Mapping[str, Any],
+    training: Mapping[str, Any],
+) -> None:
+    """Write the folder; each file is replaced as a whole.
+
+    ``model_args`` are those the model was built with, ``training`` the options of the run.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    cfg = timm_cfg(model)
+    kept = {name: cfg[name] for name in _DESCRIBES_MODEL if name in cfg}
+    config = {
+        "architecture": cfg["architecture"],
+        "num_classes": len(classes),
+        "num_features": model.num_features,
+        "label_names": list(classes),
+        "model_args": dict(model_args),
+        "pretrained_cfg": kept | _describe(preprocess) | {"num_classes": len(classes)},
+        "training": dict(training),
+    }
+    weights = plain_weights(model)
+    write_atomically(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
+    write_atomically(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2)))
+
+
+def _describe(preprocess: Preprocess) -> dict[str, Any]:
+    """The preprocessing in timm's words."""
+    return {
+        "input_size": (3, *preprocess.size),
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+        "crop_pct": preprocess.crop,
+    }
+
+
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights on the CPU, each contiguous and in memory of its own, as safetensors wants them."""
+    weights = model.state_dict().items()
+    return {name: w.detach().cpu().clone(memory_format=torch.contiguous_format) for name, w in weights}
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read what :func:`save_checkpoint`, or timm's ``save_for_hf``, wrote. Runs no pickled code."""
+    folder = Path(path)
+    config = read_config(folder)
+    architecture, count = config.get("architecture"), config.get("num_classes")
+    if not isinstance(architecture, str) or not isinstance(count, int):
+        raise UserError(f"{folder / CONFIG} does not name an 'architecture' and its 'num_classes'")
+    model = build_model(
+        architecture,
+        classes=count,
+        model_args=config.get("model_args", {}),
+        cfg=config.get("pretrained_cfg", {}),
+    )
+    try:
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except SafetensorError as error:
+        raise UserError(f"{folder / WEIGHTS} is damaged: {error}") from error
+    except RuntimeError as error:  # names or shapes that the architecture does not have
+        raise UserError(f"{folder / WEIGHTS} does not fit {architecture!r}: {_one_line(error)}") from error
+    classes = [str(name) for name in config.get("label_names", range(count))]
+    if len(classes) != count:
+        raise UserError(f"{folder / CONFIG} names {len(classes)} classes for a model of {count}")
+    return Checkpoint(model.eval(), classes, preprocess_for(model), config)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What ``config.json`` of a checkpoint holds, or an error that says what the folder lacks."""
+    wanted = f"a checkpoint is a folder with {WEIGHTS} and {CONFIG}, as `vtok train --out` writes it"
+    if folder.is_file():
+        refusal = ", and pickled ones are not loaded because they can run any code"
+        pickled = folder.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
+        raise UserError(f"checkpoint {str(folder)!r} is a file; {wanted}{refusal if pickled else ''}")
+    if not folder.is_dir():
+        raise UserError(f"checkpoint {str(folder)!r} does not exist; {wanted}")
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise UserError(f"checkpoint {str(folder)!r} has no {name}; {wanted}")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{folder / CONFIG} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / CONFIG} does not hold a JSON object")
+    return config
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,55 @@
+"""``vtok`` in this process, and what it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from visualtokens.cli import main
+from visualtokens.data import open_dataset
+from visualtokens.train import TrainConfig, train
+
+
+@pytest.fixture
+def vtok(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command with these arguments: exit code, stdout, stderr."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(list(map(str, arguments)))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few digits as ``few.npz``, two of them as pictures, and a file that is no picture."""
+    root = tmp_path_factory.mktemp("cli")
+    arrays = {}
+    for split, count in (("train", 64), ("val", 30)):
+        digits = open_dataset("digits", split)  # type: ignore[arg-type]
+        arrays[f"x_{split}"] = np.stack([np.asarray(digits[i][0]) for i in range(count)])
+        arrays[f"y_{split}"] = np.array([digits[i][1] for i in range(count)])
+    np.savez(root / "few.npz", **arrays)
+    for i in range(2):
+        digits[i][0].save(root / f"{i}.png")
+    (root / "broken.png").write_bytes(b"no picture")
+    return root
+
+
+@pytest.fixture(scope="session")
+def data(folder: Path) -> str:
+    return f"npz:{folder / 'few.npz'}"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(folder: Path, data: str) -> Path:
+    """A model that was trained for one epoch."""
+    out = folder / "run"
+    train(TrainConfig(model="paca_vit_nano", data=data, out=str(out), epochs=1, batch=32, device="cpu"))
+    return out

@@ -1,0 +1,58 @@
+"""A dataset that trains in a second: a few real digits in an .npz file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from visualtokens.data import open_dataset
+from visualtokens.train import TrainConfig
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Bits depend on how sums are split over threads; the tests compare bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def some_digits(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    digits = open_dataset("digits", split)  # type: ignore[arg-type]
+    items = [digits[i] for i in range(count)]
+    return np.stack([np.asarray(image) for image, _ in items]), np.array([label for _, label in items])
+
+
+@pytest.fixture(scope="session")
+def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The spec of 96 digits to train and 40 to validate."""
+    path = tmp_path_factory.mktemp("data") / "few.npz"
+    x_train, y_train = some_digits("train", 96)
+    x_val, y_val = some_digits("val", 40)
+    np.savez(path, x_train=x_train, y_train=y_train, x_val=x_val, y_val=y_val)
+    return f"npz:{path}"
+
+
+@pytest.fixture
+def config(few_digits: str, tmp_path: Path) -> Callable[..., TrainConfig]:
+    """Makes configurations of a short run of the smallest model."""
+
+    def make(**changes: Any) -> TrainConfig:
+        options = dict(
+            model="paca_vit_nano",
+            data=few_digits,
+            out=str(tmp_path / "run"),
+            epochs=2,
+            batch=32,
+            augment="digits",
+            device="cpu",
+        )
+        return TrainConfig(**{**options, **changes})
+
+    return make
