@@ -34,8 +34,8 @@ def run(out: str | Path, *, epochs: int | None = None, progress: bool | None = N
     """
     options = CONFIG if epochs is None else CONFIG | dict(epochs=epochs)
     result = train(TrainConfig(out=str(out), overwrite=True, **options), progress=progress)  # type: ignore[arg-type]
-    if result.accuracy is None or result.confusion is None:  # a signal came first
-        raise KeyboardInterrupt
+    if result.signal is not None or result.accuracy is None or result.confusion is None:
+        raise KeyboardInterrupt  # the model so far is saved; a report would be about half of the job
     checkpoint = load_checkpoint(out)
     digits = open_dataset("digits", "val")
     speed = _images_per_second(checkpoint.model, checkpoint.preprocess)

@@ -74,7 +74,7 @@ def test_mistakes_as_processes_end_with_one_line_and_code_2(tmp_path: Path) -> N
         return ["train", *(part for pair in (good | changes).items() for part in pair)]
 
     cases = {
-        "unknown model 'paca_vit_nan'; did you mean 'paca_vit_nano'?": command({"--model": "paca_vit_nan"}),
+        "unknown model 'paca_vit_bo'; did you mean 'paca_vit_b0'?": command({"--model": "paca_vit_bo"}),
         "unknown dataset 'digit'; did you mean 'digits'?": command({"--data": "digit"}),
         "unknown option '--epoch'; did you mean '--epochs'?": command({"--epoch": "3"}),
     }
