@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -254,3 +256,19 @@ def test_unusable_options(options: dict, message: str) -> None:
 def test_negative_epoch() -> None:
     with pytest.raises(UserError, match="epoch=-1"):
         create_loader(Squares(2), PREPROCESS, batch=2, train=True).set_epoch(-1)
+
+
+def test_workers_after_parallel_work_in_this_process() -> None:
+    """A forked worker must not start OpenMP threads: the pool of its parent is not there any more."""
+    code = """
+import torch
+from visualtokens.data import Preprocess, create_loader, open_dataset
+
+torch.set_num_threads(2)
+torch.rand(4_000_000).exp().sum()  # starts the parent's pool
+look = Preprocess((64, 64), (0.5,) * 3, (0.5,) * 3)
+loader = create_loader(open_dataset("digits", "val"), look, batch=64, train=False, workers=2)
+print(sum(len(batch.images) for batch in loader))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "360\n"), done.stderr
