@@ -147,11 +147,15 @@ class _Collate:
         bad = tuple(item for item in items if isinstance(item, BadImage))
         empty = torch.empty(0, *self.preprocess.size, 3, dtype=torch.uint8)
         values = torch.stack([item.values for item in good]) if good else empty  # (B, H, W, 3)
-        labels = torch.tensor([item.label for item in good], dtype=torch.int64)
-        index = torch.tensor([item.index for item in good], dtype=torch.int64)
-        tensors = [self.preprocess.normalise(values), labels, index]
+        batch = Batch(
+            self.preprocess.normalise(values),
+            torch.tensor([item.label for item in good], dtype=torch.int64),
+            torch.tensor([item.index for item in good], dtype=torch.int64),
+            bad,
+        )
         if get_worker_info() is not None:
             # Left to the queue's thread, the copies to shared memory would start up that thread's parallel
             # runtime, whose locks a fork may have left taken: the worker would hang.
-            tensors = [tensor.share_memory_() for tensor in tensors]
-        return Batch(*tensors, bad)
+            for tensor in (batch.images, batch.labels, batch.index):
+                tensor.share_memory_()
+        return batch
