@@ -1,6 +1,8 @@
 """The model families. Importing this registers them with timm."""
 
 from visualtokens.models import paca_vit as paca_vit
+from visualtokens.models import vt_resnet as vt_resnet
 from visualtokens.models.registry import create_model, list_models
+from visualtokens.models.vt_cnn import add_vt_stage
 
-__all__ = ["create_model", "list_models"]
+__all__ = ["add_vt_stage", "create_model", "list_models"]

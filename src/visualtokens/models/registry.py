@@ -21,12 +21,13 @@ def register_family(
     *,
     default_cfg: Mapping[str, Any],
     default_cfgs: Mapping[str, Mapping[str, Any]] | None = None,
+    levels: int = 4,
 ) -> None:
     """Make every entry of ``configs`` a model that ``timm.create_model`` knows.
 
     ``module`` is the ``__name__`` of the family's file, ``build`` its constructor, ``default_cfg`` what
     timm calls the pretrained_cfg (input size, mean, std, names of stem and classifier);
-    ``default_cfgs`` overrides it per model.
+    ``default_cfgs`` overrides it per model. ``features_only`` gives ``levels`` maps.
     """
     overrides = default_cfgs or {}
     cfgs = {name: dict(default_cfg) | dict(overrides.get(name, {})) for name in configs}
@@ -34,15 +35,15 @@ def register_family(
     home = sys.modules[module]
     home.default_cfgs = getattr(home, "default_cfgs", {}) | generate_default_cfgs(cfgs)  # type: ignore[attr-defined]
     for name, config in configs.items():
-        register_model(_entrypoint(module, name, build, dict(config)))
+        register_model(_entrypoint(module, name, build, dict(config), levels))
         _names.append(name)
 
 
 def _entrypoint(
-    module: str, name: str, build: Callable[..., nn.Module], config: dict[str, Any]
+    module: str, name: str, build: Callable[..., nn.Module], config: dict[str, Any], levels: int
 ) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **options: Any) -> nn.Module:
-        features = dict(out_indices=tuple(range(len(config["depths"]))), feature_cls="getter")
+        features = dict(out_indices=tuple(range(levels)), feature_cls="getter")
         return build_model_with_cfg(build, name, pretrained, feature_cfg=features, **(config | options))
 
     create.__name__ = create.__qualname__ = name

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import timm
+import torch
 from timm.models.pvt_v2 import OverlapPatchEmbed
 from torch import nn
 
 import visualtokens.models  # noqa: F401  registers our models with timm
-from visualtokens.bench import count_macs, count_parameters
+from visualtokens.bench import count_macs, count_parameters, macs_by_module
+from visualtokens.layers import TokenConv
+from visualtokens.layers.tokenizers import Centroids
 
 Metric = Callable[[nn.Module, tuple[int, int]], float]
 
@@ -31,8 +35,9 @@ class Entry:
     metrics: Mapping[str, Metric] = field(default_factory=lambda: COUNTS)
 
 
+@functools.cache
 def named(name: str, **options: Any) -> Entry:
-    """A model that timm knows, ours included, with options for its constructor."""
+    """A model that timm knows, ours included, with options for its constructor. One entry per model."""
     return Entry(lambda: timm.create_model(name, **options))
 
 
@@ -55,6 +60,76 @@ def pure_pvt(name: str) -> Entry:
     return Entry(lambda: pvt_v2_32(name, reductions=(1, 1, 1, 1)))
 
 
+def macs_without(model: nn.Module, size: tuple[int, int], kind: type[nn.Module]) -> int:
+    """The multiply-adds that do not happen in modules of one kind."""
+    counts = macs_by_module(model, size, depth=None)
+    skipped = [name for name, module in model.named_modules() if isinstance(module, kind)]
+    return counts[""] - sum(counts.get(name, 0) for name in skipped)
+
+
+def pixel_macs(model: nn.Module, size: tuple[int, int]) -> int:
+    """Without the 1×1 convolutions of tokens, as Visual Transformers counts R50, R101 and FPN."""
+    return macs_without(model, size, TokenConv)
+
+
+# Visual Transformers does not count what k-means itself multiplies.
+WITHOUT_KMEANS: Mapping[str, Metric] = {
+    "mflops": lambda model, size: macs_without(model, size, Centroids) / 1e6
+}
+
+# The variants of Visual Transformers' Tables 3 to 7, as options of the models.
+VT_ABLATIONS: Mapping[str, dict[str, Any]] = {
+    "tokenizer=pool": dict(tokenizer="pool"),
+    "tokenizer=cluster": dict(tokenizer="cluster"),
+    "tokenizer=filter": {},
+    "recurrent=yes": {},
+    "recurrent=no": dict(recurrent=False),
+    "mixer=none": dict(mixer="none"),
+    "mixer=graphconv": dict(mixer="graphconv"),
+    "mixer=transformer": {},
+    "tokens=16": {},
+    "tokens=32": dict(tokens=32),
+    "tokens=64": dict(tokens=64),
+    "projector=yes": {},
+    "projector=no": dict(projector=False),
+}
+
+
+def vt_ablation(depth: int, variant: str) -> Entry:
+    entry = named(f"vt_resnet{depth}", **VT_ABLATIONS[variant])
+    return Entry(entry.build, WITHOUT_KMEANS) if variant == "tokenizer=cluster" else entry
+
+
+_parts = functools.cache(macs_by_module)
+
+
+def vt_ratios(depth: int) -> Entry:
+    """Visual Transformers' Table 1: how many times as much the ResNet has, in all and in its last stage."""
+
+    @functools.cache
+    def resnet() -> nn.Module:
+        with torch.device("meta"):
+            return timm.create_model(f"resnet{depth}")
+
+    def macs(theirs: str, ours: str) -> Metric:
+        return lambda model, size: _parts(resnet(), size)[theirs] / _parts(model, size)[ours]
+
+    def parameters(theirs: str, ours: str) -> Metric:
+        return lambda model, size: (
+            count_parameters(resnet().get_submodule(theirs)) / count_parameters(model.get_submodule(ours))
+        )
+
+    return Entry(
+        lambda: timm.create_model(f"vt_resnet{depth}"),
+        {
+            "flops_total_ratio": macs("", ""),
+            "flops_stage5_ratio": macs("layer4", "vt"),
+            "params_total_ratio": parameters("", ""),
+            "params_stage5_ratio": parameters("layer4", "vt"),
+        },
+    )
+
+
 RESNET18, RESNET34 = named("resnet18"), named("resnet34")
 
 # (paper, model, variant) as in published.csv
@@ -67,6 +142,13 @@ MODELS: Mapping[tuple[str, str, str], Entry] = {
     ("visual-transformers", "resnet34", "advanced_recipe"): RESNET34,
     ("visual-transformers", "resnet50", "he2016"): named("resnet50"),
     ("visual-transformers", "resnet101", "he2016"): named("resnet101"),
+    **{("visual-transformers", f"vt_r{n}", "ratio_to_resnet"): vt_ratios(n) for n in (18, 34, 50, 101)},
+    **{("visual-transformers", f"vt_r{n}", "default_recipe"): named(f"vt_resnet{n}") for n in (18, 34)},
+    **{("visual-transformers", f"vt_r{n}", v): vt_ablation(n, v) for n in (18, 34) for v in VT_ABLATIONS},
+    **{
+        ("visual-transformers", f"vt_r{n}", "advanced_recipe"): named(f"vt_resnet{n}")
+        for n in (18, 34, 50, 101)
+    },
     ("paca-vit", "paca_vit_b0", "imagenet-1k"): named("paca_vit_b0"),
     ("paca-vit", "paca_vit_b1", "imagenet-1k"): named("paca_vit_b1"),
     ("paca-vit", "paca_vit_b2", "imagenet-1k"): named("paca_vit_b2"),
