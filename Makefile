@@ -12,11 +12,14 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/vtok demo --out demo
 
+# Two processes of one thread each: most tensors in the tests are too small to share between threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

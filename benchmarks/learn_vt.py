@@ -38,6 +38,8 @@ def learn(data: str, tokenizer: str, epochs: int) -> dict[str, Any]:
             overwrite=True,
         )
         result = train(config)
+    if result.signal is not None:
+        raise SystemExit(f"stopped by signal {result.signal}; this run is not saved")
     return {
         "accuracy": result.accuracy,
         "epochs": epochs,
