@@ -52,7 +52,7 @@ def learn(data: str, tokenizer: str, epochs: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cifar", required=True, help="npz file of CIFAR-10")
-    parser.add_argument("--epochs", type=int, default=16, help="on CIFAR-10")
+    parser.add_argument("--epochs", type=int, default=14, help="on CIFAR-10")
     parser.add_argument("--save", type=Path, required=True)
     options = parser.parse_args()
     runs = [("digits", "digits", "filter", DIGITS_EPOCHS)]

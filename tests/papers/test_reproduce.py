@@ -190,6 +190,17 @@ def row(value, computed, metric="mparams"):
     return Row(Published("p", "1", "m", "v", "8x8", metric, value), computed)
 
 
+def test_the_other_way_of_counting_stands_below(everything):
+    (row,) = [r for r in everything if r.published.model == "vt_r50" and r.published.metric == "gflops"]
+    assert row.other_name == "pixel MACs"
+    assert row.other == pytest.approx(3.4021, abs=1e-4)
+    lines = table([row]).splitlines()
+    assert "3.58248" in lines[2]
+    assert "pixel MACs" in lines[3]
+    assert "3.40213" in lines[3]
+    assert to_dicts([row])[0]["pixel MACs"] == row.other
+
+
 def test_difference_and_agreement():
     assert row("3.4", 3.344).difference == pytest.approx(-1.647, abs=1e-3)
     assert row("3.4", 3.344).agrees is False

@@ -172,3 +172,28 @@ def test_a_config_cannot_make_timm_fetch_or_unpickle_files(tmp_path: Path, name:
 def test_an_argument_the_model_does_not_have() -> None:
     with pytest.raises(UserError, match=r"'paca_vit_nano' refuses model_args=\{'wings': 2\}.*wings"):
         build_model("paca_vit_nano", classes=3, model_args={"wings": 2})
+
+
+def test_first_weights_are_used_and_not_asked_for_again(tmp_path: Path) -> None:
+    """A run that started from another file must load when that file is gone."""
+    start = timm.create_model("resnet18")
+    torch.save(start.state_dict(), tmp_path / "resnet18.pth")
+    model_args = {"init_from": str(tmp_path / "resnet18.pth")}
+    model = build_model("vt_resnet18", classes=3, model_args=model_args)
+    assert torch.equal(model.get_parameter("layer3.0.conv1.weight"), start.layer3[0].conv1.weight)
+    save_checkpoint(
+        tmp_path / "run",
+        model,
+        classes=["a", "b", "c"],
+        preprocess=preprocess_for(model),
+        model_args=model_args,
+        training={},
+    )
+    (tmp_path / "resnet18.pth").unlink()
+    loaded = load_checkpoint(tmp_path / "run").model
+    assert torch.equal(loaded.get_parameter("conv1.weight"), start.conv1.weight)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["model_args"] = {"init_from": "resnet18"}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="model_args may not hold 'init_from'"):
+        load_checkpoint(tmp_path / "run")

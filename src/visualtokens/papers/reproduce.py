@@ -11,15 +11,20 @@ import torch
 from torch import nn
 
 from visualtokens.papers.figures import Published, published
-from visualtokens.papers.models import MODELS, Entry
+from visualtokens.papers.models import MODELS, Entry, Metric
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure and what this library computes for it, None where it cannot."""
+    """A published figure and what this library computes for it, None where it cannot.
+
+    ``other`` is the same by another way of counting, which ``other_name`` names.
+    """
 
     published: Published
     computed: float | None
+    other: float | None = None
+    other_name: str = ""
 
     @property
     def difference(self) -> float | None:
@@ -44,7 +49,7 @@ def rows(paper: str | None = None, table: str | None = None, *, all: bool = Fals
     machines.
     """
     figures = [f for f in published(paper, table) if all or f.is_cost]
-    return [Row(figure, _compute(figure)) for figure in figures]
+    return [_row(figure) for figure in figures]
 
 
 def to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -52,20 +57,24 @@ def to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
         asdict(row.published)
         | {"computed": row.computed, "difference_percent": row.difference, "agrees": row.agrees}
+        | ({row.other_name: row.other} if row.other_name else {})
         for row in rows
     ]
 
 
-def _compute(figure: Published) -> float | None:
+def _row(figure: Published) -> Row:
     entry = MODELS.get((figure.paper, figure.model, figure.variant))
     if entry is None or figure.metric not in entry.metrics or figure.size is None:
-        return None
-    return _value(entry, figure.metric, figure.size)
+        return Row(figure, None)
+    computed = _value(entry, entry.metrics[figure.metric], figure.size)
+    if figure.metric not in entry.other:
+        return Row(figure, computed)
+    return Row(figure, computed, _value(entry, entry.other[figure.metric], figure.size), entry.other_name)
 
 
 @functools.cache
-def _value(entry: Entry, metric: str, size: tuple[int, int]) -> float:
-    return entry.metrics[metric](_model(entry), size)
+def _value(entry: Entry, metric: Metric, size: tuple[int, int]) -> float:
+    return metric(_model(entry), size)
 
 
 @functools.cache

@@ -17,9 +17,11 @@ def table(rows: Sequence[Row]) -> str:
     A cost whose model is not in this version is only counted.
     """
     shown = [row for row in rows if row.computed is not None or not row.published.is_cost]
-    header, *lines = align([COLUMNS, *map(_cells, shown)])
+    cells = [(row, line) for row in shown for line in (_cells(row), _other_cells(row)) if line]
+    header, *lines = align([COLUMNS, *(line for _, line in cells)])
+    pairs = zip((row for row, _ in cells), lines, strict=True)
     out = []
-    for title, group in itertools.groupby(zip(shown, lines, strict=True), key=lambda pair: _title(pair[0])):
+    for title, group in itertools.groupby(pairs, key=lambda pair: _title(pair[0])):
         out += [title, header, *(line for _, line in group), ""]
     return "\n".join([*out, *_closing(rows)])
 
@@ -40,6 +42,14 @@ def _cells(row: Row) -> tuple[str, ...]:
         return *known, "", "", ""
     computed = f"{row.computed:.{figure.decimals + 2}f}"
     return *known, computed, f"{row.difference:+.1f} %", "as printed" if row.agrees else "differs"
+
+
+def _other_cells(row: Row) -> tuple[str, ...]:
+    """A second line under a figure that can be counted in another way, with that way's name."""
+    if row.other is None:
+        return ()
+    counted = Row(row.published, row.other)
+    return ("", "", row.other_name, *_cells(counted)[3:])
 
 
 def _closing(rows: Sequence[Row]) -> list[str]:

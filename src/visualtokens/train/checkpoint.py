@@ -23,6 +23,7 @@ from visualtokens.train.files import write_atomically
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+FIRST_WEIGHTS = "init_from"  # reads another file: nothing that a checkpoint may ask for
 # Of timm's pretrained_cfg; the rest tells of somebody else's weights: where they are, their labels, licence.
 _DESCRIBES_MODEL = ("interpolation", "pool_size", "first_conv", "classifier", "fixed_input_size")
 
@@ -48,7 +49,8 @@ def save_checkpoint(
 ) -> None:
     """Write the folder; each file is replaced as a whole.
 
-    ``model_args`` are those the model was built with, ``training`` the options of the run.
+    ``model_args`` are those the model was built with, ``training`` the options of the run. Where its first
+    weights came from (``init_from``) is no part of the model: it is kept with the options of the run only.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,7 @@ def save_checkpoint(
         "num_classes": len(classes),
         "num_features": model.num_features,
         "label_names": list(classes),
-        "model_args": dict(model_args),
+        "model_args": {name: value for name, value in model_args.items() if name != FIRST_WEIGHTS},
         "pretrained_cfg": kept | _describe(preprocess) | {"num_classes": len(classes)},
         "training": dict(training),
     }
@@ -91,6 +93,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     architecture, count = config.get("architecture"), config.get("num_classes")
     if not isinstance(architecture, str) or not isinstance(count, int):
         raise UserError(f"{folder / CONFIG} does not name an 'architecture' and its 'num_classes'")
+    if FIRST_WEIGHTS in config.get("model_args", {}):
+        raise UserError(f"{folder / CONFIG}: model_args may not hold {FIRST_WEIGHTS!r}; leave it out")
     model = build_model(
         architecture,
         classes=count,
