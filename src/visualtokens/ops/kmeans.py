@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visualtokens.ops.checks import check_finite
-from visualtokens.ops.hard import group_sum
 from visualtokens.ops.seeds import Init, seed_centres
 
 Metric = Literal["euclidean", "cosine"]
@@ -52,16 +51,26 @@ def kmeans(
     w = points.new_ones(points.shape[:2]) if weights is None else weights.to(points.dtype)  # (B, N)
     weighted = points if weights is None else points * w.unsqueeze(2)
     for _ in range(iterations):
-        assignment = nearest(points, centres)
-        total = w.new_zeros(w.shape[0], k).scatter_add(1, assignment, w).unsqueeze(2)  # (B, K, 1)
-        sums = group_sum(weighted, assignment, k)  # (B, K, C)
-        if metric == "cosine":
-            length = sums.norm(dim=2, keepdim=True)
-            # Directions that cancel leave nothing but rounding: such a cluster keeps its centre, too.
-            total = torch.where(length > 64 * torch.finfo(length.dtype).eps * total, length, 0)
-        mean = sums / torch.where(total > 0, total, 1)
-        centres = torch.lerp(centres, mean, (total > 0).to(mean.dtype))  # `where`, in half its time
+        centres = _update(points, weighted, w, centres, metric)
     return KMeans((centres + shift).to(x.dtype), nearest(points, centres))
+
+
+def _update(points: Tensor, weighted: Tensor, weights: Tensor, centres: Tensor, metric: Metric) -> Tensor:
+    """Eq. 14, then Eq. 15: the weighted means of the points nearest to each centre, ``(B, K, C)``."""
+    b, k, _ = centres.shape
+    assignment = nearest(points, centres)  # (B, N)
+    total = weights.new_zeros(b, k).scatter_add(1, assignment, weights).unsqueeze(2)  # (B, K, 1)
+    empty = total == 0
+    rows = assignment + k * torch.arange(b, device=points.device).unsqueeze(1)
+    # The sum of a cluster without weight starts from its centre, and nothing is added to it.
+    sums = (centres * empty).flatten(0, 1).index_add_(0, rows.flatten(), weighted.flatten(0, 1))
+    sums = sums.unflatten(0, (b, k))
+    if metric == "euclidean":
+        return sums / torch.where(empty, 1, total)
+    length = sums.norm(dim=2, keepdim=True)
+    # Directions that cancel leave nothing but rounding: such a cluster keeps its centre, too.
+    cancelled = length <= 64 * torch.finfo(length.dtype).eps * total
+    return torch.where(cancelled, centres, sums / torch.where(length > 0, length, 1))
 
 
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
