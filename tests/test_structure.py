@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "layers": {"ops"},
     "models": {"layers", "ops"},
     "reduce": {"layers", "ops"},
+    "convert": {"models"},
     "data": set(),
     "explain": {"ops", "data"},
     "tasks": {"models", "data"},

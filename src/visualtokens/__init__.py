@@ -1,20 +1,26 @@
 """Vision transformers that see an image as a few meaningful tokens instead of a grid of patches."""
 
+from visualtokens.convert import Converted, convert
 from visualtokens.explain import Explanation, explain
 from visualtokens.grouping import Grouping, Tap, record_groupings
+from visualtokens.layers import set_clusters
 from visualtokens.models import add_vt_stage, create_model, list_models
 from visualtokens.ops import set_checks
 
 __version__ = "0.1.0"
 
+# `convert` and `explain` here are the functions; `from visualtokens.explain import …` reaches the packages.
 __all__ = [
+    "Converted",
     "Explanation",
     "Grouping",
     "Tap",
     "add_vt_stage",
+    "convert",
     "create_model",
-    "explain",  # the function; the package of that name is reached by `from visualtokens.explain import …`
+    "explain",
     "list_models",
     "record_groupings",
     "set_checks",
+    "set_clusters",
 ]

@@ -1,7 +1,17 @@
 """Modules made of the operations."""
 
+from visualtokens.layers.cluster_count import set_clusters
+from visualtokens.layers.clustering import (
+    Clustering,
+    ConvClustering,
+    DepthwiseClustering,
+    LinearClustering,
+    MLPClustering,
+    make_clustering,
+)
+from visualtokens.layers.conv_ffn import ConvFFN
 from visualtokens.layers.conv_norm import PixelConv, TokenConv
-from visualtokens.layers.paca import ConvClustering, PaCaAttention
+from visualtokens.layers.paca import PaCaAttention
 from visualtokens.layers.projector import Projector
 from visualtokens.layers.token_mixers import TokenGraphConv, TokenLinear, TokenTransformer
 from visualtokens.layers.tokenizers import (
@@ -13,8 +23,13 @@ from visualtokens.layers.tokenizers import (
 
 __all__ = [
     "ClusterTokenizer",
+    "Clustering",
     "ConvClustering",
+    "ConvFFN",
+    "DepthwiseClustering",
     "FilterTokenizer",
+    "LinearClustering",
+    "MLPClustering",
     "PaCaAttention",
     "PixelConv",
     "PoolTokenizer",
@@ -24,4 +39,6 @@ __all__ = [
     "TokenGraphConv",
     "TokenLinear",
     "TokenTransformer",
+    "make_clustering",
+    "set_clusters",
 ]

@@ -3,57 +3,69 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from visualtokens.grouping import Tap
-from visualtokens.layers.maps import to_map, to_tokens
-from visualtokens.ops import assign_soft, attend, gather, join_heads, split_heads
-
-
-class ConvClustering(nn.Module):
-    """PaCa Eq. 6, 7: C = softmax over patches of Linear(GELU(conv3×3(X))), ``(B, N, K)``."""
-
-    def __init__(self, dim: int, *, clusters: int, reduction: int = 4) -> None:
-        super().__init__()
-        hidden = dim // reduction
-        self.conv = nn.Conv2d(dim, hidden, 3, padding=1)
-        self.assign = nn.Linear(hidden, clusters)
-
-    def init_clusters(self) -> None:
-        """Start the clusters apart: logits of unit scale. From near-zero weights all maps start uniform,
-        get the same gradient, and end up alike."""
-        nn.init.normal_(self.assign.weight, std=self.assign.in_features**-0.5)
-
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        u = to_tokens(F.gelu(self.conv(to_map(x, grid))))  # (B, N, C / reduction)
-        return assign_soft(self.assign(u), over="patches")  # (B, N, K)
+from visualtokens.errors import UserError
+from visualtokens.grouping import Grouping, Tap
+from visualtokens.layers.clustering import ClusteringKind, make_clustering
+from visualtokens.ops import attend, gather, join_heads, split_heads
 
 
 class PaCaAttention(nn.Module):
     """PaCa Eq. 5, 8: every patch attends to K clusters, z = LayerNorm(Cᵀ X).
 
     Linear in the number of patches, for any grid. ``clusters=0`` is plain self-attention: z = X.
+    ``clustering`` says how patches are assigned (see :func:`~visualtokens.layers.make_clustering`);
+    ``None`` leaves that to somebody else, whose assignment then goes into :meth:`forward`.
     """
 
-    def __init__(self, dim: int, *, heads: int, clusters: int = 49, reduction: int = 4) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        clusters: int = 49,
+        clustering: ClusteringKind | None = "squeeze",
+        reduction: int = 4,
+    ) -> None:
         super().__init__()
         if dim % heads:
-            raise ValueError(f"dim={dim} cannot be split over heads={heads}; give a divisor of {dim}")
+            raise UserError(f"dim={dim} cannot be split over heads={heads}; give a divisor of {dim}")
         self.heads = heads
-        if clusters:
-            self.clustering: nn.Module | None = ConvClustering(dim, clusters=clusters, reduction=reduction)
+        if clusters and clustering is not None:
+            self.clustering: nn.Module | None = make_clustering(
+                clustering, dim, clusters=clusters, reduction=reduction
+            )
             self.tap = Tap()
-            self.norm = nn.LayerNorm(dim, eps=1e-6)
         else:
             self.clustering = None
+        self.norm = nn.LayerNorm(dim, eps=1e-6) if clusters else None
         self.q = nn.Linear(dim, dim)
         self.kv = nn.Linear(dim, 2 * dim)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        z = x
-        if self.clustering is not None:
-            weights = self.tap(self.clustering(x, grid), grid)  # (B, N, K)
+    def assign(self, x: Tensor, grid: tuple[int, int]) -> Tensor | None:
+        """The weight of each patch in each cluster, ``(B, N, K)``; None if no clusters are made here."""
+        if self.clustering is None:
+            return None
+        if x.shape[1] != grid[0] * grid[1]:
+            raise UserError(f"x has {x.shape[1]} patches, not {grid[0]}×{grid[1]}; give the grid of x")
+        return self.tap(self.clustering(x, grid), grid)
+
+    def grouping(self, x: Tensor, grid: tuple[int, int]) -> Grouping:
+        """Which patches belong to which cluster."""
+        weights = self.assign(x, grid)
+        if weights is None:
+            raise UserError("this attention makes no clusters; create it with clusters and a clustering")
+        return Grouping.soft(weights, grid)
+
+    def forward(self, x: Tensor, grid: tuple[int, int], weights: Tensor | None = None) -> Tensor:
+        """``x (B, N, C)`` on its grid (H, W); ``weights (B, N, K)`` take the place of its own assignment."""
+        if self.norm is None:
+            z = x
+        else:
+            weights = self.assign(x, grid) if weights is None else weights
+            if weights is None:
+                raise UserError("this attention makes no clusters itself; give it weights (B, N, K)")
             z = self.norm(gather(x, weights))  # (B, K, C)
         q = split_heads(self.q(x), self.heads)  # (B, heads, N, D)
         k, v = (split_heads(part, self.heads) for part in self.kv(z).chunk(2, dim=2))  # (B, heads, K, D)

@@ -1,6 +1,7 @@
 """The model families. Importing this registers them with timm."""
 
 from visualtokens.models import paca_vit as paca_vit
+from visualtokens.models import pvt_v2 as pvt_v2
 from visualtokens.models import vt_resnet as vt_resnet
 from visualtokens.models.registry import create_model, list_models
 from visualtokens.models.vt_cnn import add_vt_stage

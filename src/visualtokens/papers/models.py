@@ -9,7 +9,6 @@ from typing import Any
 
 import timm
 import torch
-from timm.models.pvt_v2 import OverlapPatchEmbed
 from torch import nn
 
 import visualtokens.models  # noqa: F401  registers our models with timm
@@ -44,25 +43,6 @@ class Entry:
 def named(name: str, **options: Any) -> Entry:
     """A model that timm knows, ours included, with options for its constructor. One entry per model."""
     return Entry(lambda: timm.create_model(name, **options))
-
-
-def pvt_v2_32(name: str, *, reductions: tuple[int, ...]) -> nn.Module:
-    """timm's PVTv2 with the stem that PaCa's Table 1 uses for 32×32 images: stride 1, 2, 2, 1."""
-    model = timm.create_model(name, num_classes=100, sr_ratios=reductions)
-    width = model.patch_embed.proj.out_channels
-    model.patch_embed = OverlapPatchEmbed(patch_size=3, stride=1, in_chans=3, embed_dim=width)
-    model.patch_embed.apply(model._init_weights)
-    model.stages[3].downsample.proj.stride = (1, 1)
-    return model
-
-
-def small_pvt(name: str) -> Entry:
-    return Entry(lambda: pvt_v2_32(name, reductions=(4, 2, 1, 1)))
-
-
-def pure_pvt(name: str) -> Entry:
-    """Without spatial reduction: every patch attends to every other."""
-    return Entry(lambda: pvt_v2_32(name, reductions=(1, 1, 1, 1)))
 
 
 def macs_without(model: nn.Module, size: tuple[int, int], kind: type[nn.Module]) -> int:
@@ -168,12 +148,12 @@ MODELS: Mapping[tuple[str, str, str], Entry] = {
     ("paca-vit", "pvt_v2_b0", "imagenet-1k"): named("pvt_v2_b0"),
     ("paca-vit", "pvt_v2_b1", "imagenet-1k"): named("pvt_v2_b1"),
     ("paca-vit", "pvt_v2_b2", "imagenet-1k"): named("pvt_v2_b2"),
-    ("paca-vit", "pvt_v2_b0", "cifar-100"): small_pvt("pvt_v2_b0"),
-    ("paca-vit", "pvt_v2_b1", "cifar-100"): small_pvt("pvt_v2_b1"),
-    ("paca-vit", "pvt_v2_b2", "cifar-100"): small_pvt("pvt_v2_b2"),
-    ("paca-vit", "pvt_v2_b0_pure", "cifar-100"): pure_pvt("pvt_v2_b0"),
-    ("paca-vit", "pvt_v2_b1_pure", "cifar-100"): pure_pvt("pvt_v2_b1"),
-    ("paca-vit", "pvt_v2_b2_pure", "cifar-100"): pure_pvt("pvt_v2_b2"),
+    ("paca-vit", "pvt_v2_b0", "cifar-100"): named("pvt_v2_b0_32", num_classes=100),
+    ("paca-vit", "pvt_v2_b1", "cifar-100"): named("pvt_v2_b1_32", num_classes=100),
+    ("paca-vit", "pvt_v2_b2", "cifar-100"): named("pvt_v2_b2_32", num_classes=100),
+    ("paca-vit", "pvt_v2_b0_pure", "cifar-100"): named("pvt_v2_b0_pure_32", num_classes=100),
+    ("paca-vit", "pvt_v2_b1_pure", "cifar-100"): named("pvt_v2_b1_pure_32", num_classes=100),
+    ("paca-vit", "pvt_v2_b2_pure", "cifar-100"): named("pvt_v2_b2_pure_32", num_classes=100),
     ("stvit", "swin", "isotropic channels=96-192-384-768 depths=2-2-6-2 rpe"): named(
         "swin_tiny_patch4_window7_224"
     ),

@@ -1,0 +1,90 @@
+"""PVTv2, the baseline of PaCa-ViT, in the forms that timm does not have: for 32×32 images, and "pure".
+
+The network is timm's own. Pure means without spatial reduction: every patch attends to every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models.pvt_v2 import OverlapPatchEmbed, PyramidVisionTransformerV2
+
+from visualtokens.models.registry import register_family
+
+B0: dict[str, Any] = dict(embed_dims=(32, 64, 160, 256), depths=(2, 2, 2, 2))
+B1: dict[str, Any] = dict(embed_dims=(64, 128, 320, 512), depths=(2, 2, 2, 2))
+B2: dict[str, Any] = dict(embed_dims=(64, 128, 320, 512), depths=(3, 4, 6, 3))
+PURE: dict[str, Any] = dict(sr_ratios=(1, 1, 1, 1))
+SMALL: dict[str, Any] = dict(sr_ratios=(4, 2, 1, 1), small_stem=True)
+
+CONFIGS = {
+    f"pvt_v2_{size}{form}": widths | options
+    for form, options in {"_32": SMALL, "_pure": PURE, "_pure_32": SMALL | PURE}.items()
+    for size, widths in {"b0": B0, "b1": B1, "b2": B2}.items()
+}
+
+
+class PVTv2(PyramidVisionTransformerV2):
+    """timm's PVTv2. ``small_stem``: strides 1, 2, 2, 1 instead of 4, 2, 2, 2 (PaCa Table 1, CIFAR-100)."""
+
+    def __init__(
+        self,
+        *,
+        embed_dims: Sequence[int],
+        depths: Sequence[int],
+        num_heads: Sequence[int] = (1, 2, 5, 8),
+        sr_ratios: Sequence[int] = (8, 4, 2, 1),
+        mlp_ratios: Sequence[float] = (8, 8, 4, 4),
+        small_stem: bool = False,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__(
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            depths=tuple(depths),
+            embed_dims=tuple(embed_dims),
+            num_heads=tuple(num_heads),
+            sr_ratios=tuple(sr_ratios),
+            mlp_ratios=tuple(mlp_ratios),
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+        )
+        if small_stem:
+            self._make_stem_small(in_chans, embed_dims[0])
+
+    def _make_stem_small(self, in_chans: int, width: int) -> None:
+        self.patch_embed = OverlapPatchEmbed(patch_size=3, stride=1, in_chans=in_chans, embed_dim=width)
+        self.patch_embed.apply(self._init_weights)
+        self.stages[3].downsample.proj.stride = (1, 1)
+        for info, stride in zip(self.feature_info, (1, 2, 4, 4), strict=True):
+            info["reduction"] = stride
+
+
+_IMAGENET_CFG = dict(
+    num_classes=1000,
+    input_size=(3, 224, 224),
+    pool_size=(7, 7),
+    crop_pct=0.9,
+    interpolation="bicubic",
+    mean=IMAGENET_DEFAULT_MEAN,
+    std=IMAGENET_DEFAULT_STD,
+    first_conv="patch_embed.proj",
+    classifier="head",
+    fixed_input_size=False,
+)
+_SMALL_CFG = dict(input_size=(3, 32, 32), num_classes=100, pool_size=(8, 8), crop_pct=1.0)
+
+register_family(
+    __name__,
+    PVTv2,
+    CONFIGS,
+    default_cfg=_IMAGENET_CFG,
+    default_cfgs={n: _SMALL_CFG for n in CONFIGS if n.endswith("_32")},
+)
