@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from visualtokens import record_groupings
 from visualtokens.errors import UserError
 from visualtokens.layers import PaCaAttention, make_clustering
+from visualtokens.models.pyramid import init_weights
 from visualtokens.ops import gather
 
 KINDS = ["squeeze", "conv", "mlp", "linear"]
@@ -144,9 +145,7 @@ def test_clusters_start_apart(kind: str) -> None:
     """Maps that start uniform, and so alike, get the same gradient and stay alike."""
     torch.manual_seed(0)
     layer = make_clustering(kind, 64, clusters=20)
-    for module in layer.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.trunc_normal_(module.weight, std=0.02)
+    init_weights(layer)  # as in a model: linear layers start near zero
     layer.init_clusters()
     x = nn.functional.layer_norm(torch.randn(1, 144, 64), (64,))
     with torch.no_grad():

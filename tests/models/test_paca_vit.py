@@ -1,16 +1,44 @@
-"""PaCa-ViT: published sizes, and its attention against plain loops."""
+"""PaCa-ViT: published sizes and costs, what its options do, and that its cost is linear."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from visualtokens import record_groupings
-from visualtokens.layers import PaCaAttention
+from visualtokens.bench import count_macs, count_parameters
+from visualtokens.errors import UserError
+from visualtokens.layers import Clustering, conv_ffn
+from visualtokens.models.paca_vit import PaCaViT
+
+KINDS = ["squeeze", "conv", "mlp", "linear"]
+
+
+def meta(name: str, **options: Any) -> nn.Module:
+    with torch.device("meta"):
+        return timm.create_model(name, **options)
+
+
+def small(**options: Any) -> PaCaViT:
+    """Two clustered stages and one without."""
+    torch.manual_seed(0)
+    config: dict[str, Any] = dict(
+        channels=(16, 24, 32),
+        depths=(2, 3, 1),
+        clusters=(6, 5, 0),
+        heads=(2, 2, 2),
+        expansions=(4, 4, 4),
+        convolutions=((3, 2), (3, 2), (3, 2)),
+        num_classes=5,
+    )
+    return PaCaViT(**(config | options)).eval()
 
 
 @pytest.mark.parametrize(
@@ -22,68 +50,150 @@ from visualtokens.layers import PaCaAttention
         ("paca_vit_b0_32", 100, 2_989_940),
         ("paca_vit_b1_32", 100, 11_768_196),
         ("paca_vit_b2_32", 100, 20_781_396),
+        ("paca_vit_tiny", 1000, 12_200_680),
+        ("paca_vit_small", 1000, 22_037_704),
+        ("paca_vit_small_mlp", 1000, 22_637_268),
+        ("paca_vit_base", 1000, 46_911_304),
     ],
 )
 def test_parameters_are_exact(name: str, classes: int, parameters: int) -> None:
-    with torch.device("meta"):
-        model = timm.create_model(name, num_classes=classes)
-    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert count_parameters(meta(name, num_classes=classes)) == parameters
 
 
-def slow_attention(layer: PaCaAttention, x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Eq. 5–8 for one image ``x (N, C)``, position by position and head by head."""
-    n, c = x.shape
-    if layer.clustering is None:
-        z = x
-    else:
-        conv, assign = layer.clustering.conv, layer.clustering.assign
-        pixels = nn.functional.pad(x.T.reshape(1, c, *grid), (1, 1, 1, 1))[0]  # (C, H + 2, W + 2)
-        logits = []
-        for i in range(n):
-            row, column = divmod(i, grid[1])
-            window = pixels[:, row : row + 3, column : column + 3]  # (C, 3, 3)
-            u = (conv.weight * window).sum((1, 2, 3)) + conv.bias
-            u = 0.5 * u * (1 + torch.erf(u / math.sqrt(2)))  # GELU
-            logits.append(assign.weight @ u + assign.bias)
-        scores = torch.stack(logits).exp()  # (N, K)
-        scores = scores / scores.sum(0)
-        z = torch.stack([sum(scores[i, j] * x[i] for i in range(n)) for j in range(scores.shape[1])])
-        z = (z - z.mean(1, keepdim=True)) / (z.var(1, keepdim=True, unbiased=False) + 1e-6).sqrt()
-        z = z * layer.norm.weight + layer.norm.bias
-    q = x @ layer.q.weight.T + layer.q.bias
-    key, value = (z @ layer.kv.weight.T + layer.kv.bias).split(c, dim=1)
-    width = c // layer.heads
-    out = torch.zeros(n, c, dtype=x.dtype)
-    for head in range(layer.heads):
-        part = slice(head * width, (head + 1) * width)
-        for i in range(n):
-            weights = (key[:, part] @ q[i, part] / math.sqrt(width)).exp()
-            out[i, part] = (weights / weights.sum()) @ value[:, part]
-    return out @ layer.proj.weight.T + layer.proj.bias
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("paca_vit_tiny", 3.2),
+        ("paca_vit_small", 5.5),
+        ("paca_vit_small_mlp", 5.9),
+        ("paca_vit_base", 9.5),
+    ],
+)
+def test_multiply_adds_are_as_published(name: str, published: float) -> None:
+    assert round(count_macs(meta(name), (224, 224)) / 1e9, 1) == published
 
 
-@pytest.mark.parametrize("clusters", [0, 1, 5])
-@pytest.mark.parametrize("grid", [(4, 4), (3, 7), (1, 1)])
-def test_attention_equals_the_equations(clusters: int, grid: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    layer = PaCaAttention(8, heads=2, clusters=clusters).double()
-    x = torch.randn(2, grid[0] * grid[1], 8, dtype=torch.float64)
-    expected = torch.stack([slow_attention(layer, image, grid) for image in x])
-    assert torch.allclose(layer(x, grid), expected, atol=1e-10)
-    assert torch.allclose(layer.float()(x.float(), grid), expected.float(), atol=1e-5)
+@pytest.mark.parametrize(
+    ("name", "rate"), [("paca_vit_tiny", 0.1), ("paca_vit_small", 0.1), ("paca_vit_base", 0.5)]
+)
+def test_released_models_drop_paths(name: str, rate: float) -> None:
+    rates = [block.drop_path.drop_prob for stage in meta(name).stages for block in stage.blocks]
+    assert rates == pytest.approx(torch.linspace(0, rate, len(rates)).tolist())
+    assert meta(name, drop_path_rate=0.0).stages[3].blocks[0].drop_path.drop_prob == 0
 
 
-def test_cluster_maps_sum_to_one() -> None:
-    model = timm.create_model("paca_vit_b0").eval()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("per_stage", [False, True])
+def test_stage_equals_its_blocks_by_hand(kind: str, per_stage: bool) -> None:
+    """With ``per_stage`` every block gathers its own tokens by the assignment of the first."""
+    model = small(clustering=kind, per_stage=per_stage)
+    stage = model.stages[0]
+    images = torch.randn(2, 3, 18, 22)
+    with torch.no_grad():
+        x, grid = stage.embed(images)
+        shared = None
+        for block in stage.blocks:
+            y = block.norm1(x)
+            if shared is None or not per_stage:
+                clustering = block.attn.clustering
+                shared = clustering.assign(clustering.features(y, grid)).softmax(1)  # (B, N, K)
+            z = block.attn.norm(torch.einsum("bnk,bnc->bkc", shared, y))
+            q = block.attn.q(y).unflatten(2, (2, 8))
+            k, v = block.attn.kv(z).unflatten(2, (2, 2, 8)).unbind(2)
+            scores = torch.einsum("bnhd,bkhd->bhnk", q, k) / math.sqrt(8)
+            attended = torch.einsum("bhnk,bkhd->bnhd", scores.softmax(3), v).flatten(2)
+            x = x + block.attn.proj(attended)
+            x = x + block.ffn(block.norm2(x), grid)
+        expected = stage.norm(x).mT.unflatten(2, grid)
+        assert torch.allclose(stage(images), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("per_stage", "blocks"), [(False, 5), (True, 2)])
+def test_taps_fire_where_assignments_are_made(per_stage: bool, blocks: int) -> None:
+    model = small(per_stage=per_stage)
+    with torch.no_grad(), record_groupings(model) as groupings:
+        model(torch.randn(1, 3, 32, 48))
+    assert len(groupings) == blocks
+    assert all(name.endswith("attn.tap") for name in groupings)
+    if per_stage:
+        assert list(groupings) == ["stages.0.blocks.0.attn.tap", "stages.1.blocks.0.attn.tap"]
+
+
+@pytest.mark.parametrize("name", ["paca_vit_b0", "paca_vit_tiny", "paca_vit_small_mlp"])
+def test_cluster_maps_sum_to_one(name: str) -> None:
+    model = timm.create_model(name).eval()
     with torch.no_grad(), record_groupings(model) as groupings:
         model(torch.randn(1, 3, 96, 64))
-    assert len(groupings) == 6  # two blocks in each of the three stages with clusters
+    assert len(groupings) == (6 if name == "paca_vit_b0" else 3)
     for grouping in groupings.values():
         sums = grouping.maps().sum((2, 3))
-        assert sums.shape == (1, 49)
+        assert sums.shape == (1, 49 if name == "paca_vit_b0" else 100)
         assert torch.allclose(sums, torch.ones_like(sums), atol=1e-5)
 
 
-def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(ValueError, match="dim=10 cannot be split over heads=4"):
-        PaCaAttention(10, heads=4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_clusters_of_a_new_model_start_apart(kind: str) -> None:
+    model = small(clustering=kind, clusters=(30, 30, 0))
+    with torch.no_grad(), record_groupings(model) as groupings:
+        model(torch.randn(1, 3, 64, 64))
+    for grouping in groupings.values():
+        logits = grouping.weights[0].log()  # (N, K), up to a constant per cluster
+        assert 0.3 < logits.std(0).mean() < 3
+        assert torch.corrcoef(logits.T)[~torch.eye(30, dtype=torch.bool)].mean().abs() < 0.3
+    assert all(m.assign.weight.std() > 0.03 for m in model.modules() if isinstance(m, Clustering))
+
+
+def test_strips_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(residual_ffn=True, per_stage=True).train()
+    images = torch.randn(2, 3, 48, 40)
+    results = []
+    for size in (2**30, 6000):
+        monkeypatch.setattr(conv_ffn, "STRIP_BYTES", size)
+        for checkpointing in (False, True):
+            model.set_grad_checkpointing(checkpointing)
+            model.zero_grad()
+            out = model(images)
+            out.square().sum().backward()
+            with torch.inference_mode():
+                assert torch.allclose(model(images), out, atol=1e-5)
+            results.append([out.detach(), *(p.grad.clone() for p in model.parameters())])
+    for other in results[1:]:
+        for whole, strips in zip(results[0], other, strict=True):
+            assert torch.allclose(whole, strips, atol=1e-5, rtol=1e-4)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation returns, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.numel = max(self.numel, *sizes, 0)
+        return out
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("per_stage", [False, True])
+def test_nothing_grows_faster_than_the_image(train: bool, per_stage: bool) -> None:
+    """Four times the pixels, four times the largest tensor; with strips of a fixed size, less."""
+    model = small(clusters=(6, 5, 4), per_stage=per_stage).train(train)
+    largest = []
+    for side in (64, 128):
+        images = torch.randn(1, 3, side, side)
+        with torch.set_grad_enabled(train), Largest() as record:
+            out = model(images)
+            if train:
+                out.sum().backward()
+        patches = (side // 2) ** 2
+        assert record.numel < patches**2
+        largest.append(record.numel)
+    assert largest[1] <= 4 * largest[0]
+
+
+def test_unknown_clustering_is_named() -> None:
+    with pytest.raises(UserError, match="unknown clustering 'lineal'; did you mean 'linear'"):
+        small(clustering="lineal")
