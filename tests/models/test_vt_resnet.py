@@ -319,7 +319,8 @@ def test_starts_from_a_checkpoint(tmp_path: Path, library: str, suffix: str, dep
     with torch.no_grad():
         y = source.maxpool(torch.relu(source.bn1(source.conv1(x))))
         y = source.layer3(source.layer2(source.layer1(y)))
-        assert torch.allclose(model.forward_intermediates(x)[1][3], y, atol=1e-5)
+        # Ours runs channels-last, whose kernels round differently.
+        assert torch.allclose(model.forward_intermediates(x)[1][3], y, atol=1e-5 * y.abs().max().item())
 
 
 def test_starts_from_wrapped_and_from_old_checkpoints(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from timm.models.resnet import BasicBlock, Bottleneck, make_blocks
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
+from visualtokens.models.pyramid import channels_last
 from visualtokens.models.registry import register_family
 from visualtokens.models.resnet_weights import load_stages
 from visualtokens.models.vt_stage import TokenClassifier, VTOptions, VTStage
@@ -204,7 +205,9 @@ class VTResNet(TokenClassifier):
         return list(take)
 
     def _stem(self, x: Tensor) -> Tensor:
-        return self.act1(self.bn1(self.conv1(x)))
+        # Channels-last from the first convolution on: its kernels are the faster ones on a CPU and the
+        # VT modules need that layout anyway.
+        return self.act1(self.bn1(self.conv1(channels_last(x))))
 
     def _layer(self, name: str, x: Tensor) -> Tensor:
         layer = getattr(self, name)
