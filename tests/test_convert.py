@@ -29,10 +29,17 @@ MODELS = {
 }
 
 
+STVIT = ("stvit_small", "stvit_base", "stvit_large")
+
+
 def golden_tensor(name: str, shape: tuple[int, ...]) -> Tensor:
     """The rule of the reference: every tensor follows from its name."""
+    if name.endswith("fold.weights"):
+        return torch.eye(9).view(9, 1, 3, 3)
     n = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
-    if len(shape) >= 2:
+    if name.endswith("running_var"):
+        n = 1 + np.float32(0.1) * np.abs(n)
+    elif len(shape) >= 2:
         scale = 8 if "clustering" in name else 0.5
         n = n * np.float32(scale / np.sqrt(np.prod(shape[1:])))
     elif name.endswith("weight"):
@@ -45,7 +52,17 @@ def golden_tensor(name: str, shape: tuple[int, ...]) -> Tensor:
 def golden_checkpoint(released: str) -> dict[str, Tensor]:
     with (GOLDEN / f"{released}.keys.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return {r["name"]: golden_tensor(r["name"], tuple(map(int, r["shape"].split("x")))) for r in rows}
+    counts = {r["name"]: torch.tensor(0) for r in rows if r["name"].endswith("num_batches_tracked")}
+    return {
+        r["name"]: golden_tensor(r["name"], tuple(map(int, r["shape"].split("x"))))
+        for r in rows
+        if r["name"] not in counts
+    } | counts
+
+
+def golden_image(height: int, width: int) -> Tensor:
+    noise = np.random.default_rng(height * 10000 + width).standard_normal((1, 3, height, width))
+    return torch.from_numpy(noise.astype(np.float32))
 
 
 @needs_golden
@@ -59,12 +76,35 @@ def test_outputs_of_the_released_models(released: str) -> None:
     model.load_state_dict(found.state_dict, assign=True)
     expected = json.loads((GOLDEN / "paca.json").read_text())
     for height, width in [(224, 224), (256, 192)]:
-        noise = np.random.default_rng(height * 10000 + width).standard_normal((1, 3, height, width))
         with torch.inference_mode():
-            logits = model(torch.from_numpy(noise.astype(np.float32)))[0]
+            logits = model(golden_image(height, width))[0]
         golden = expected[f"{released}/{height}x{width}"]
         assert torch.allclose(logits[:32], torch.tensor(golden["logits"]), atol=1e-4, rtol=0)
         assert logits.std().item() == pytest.approx(golden["logits_std"], abs=1e-4)
+
+
+@needs_golden
+@pytest.mark.parametrize("released", STVIT)
+def test_outputs_of_the_released_super_token_models(released: str) -> None:
+    found = convert(golden_checkpoint(released), "stvit")
+    assert found.complete
+    assert (found.model, found.classes) == (released, 1000)
+    assert found.options == {"border": "released"}
+    model = create_model(found.model, **found.options).eval()
+    model.load_state_dict(found.state_dict)
+    expected = json.loads((GOLDEN / "stvit.json").read_text())
+    sizes = [key.split("/")[1] for key in expected if key.startswith(f"{released}/")]
+    assert sizes
+    for size in sizes:
+        with torch.inference_mode():
+            features = model.forward_head(
+                model.forward_features(golden_image(*map(int, size.split("x")))), pre_logits=True
+            )
+            logits = model.get_classifier()(features)[0]
+        golden = expected[f"{released}/{size}"]
+        assert torch.allclose(logits[:32], torch.tensor(golden["logits"]), atol=1e-4, rtol=0)
+        assert logits.std().item() == pytest.approx(golden["logits_std"], abs=1e-4)
+        assert features.sum().item() == pytest.approx(golden["features_sum"], rel=1e-4)
 
 
 def layer(name: str, *shape: int, bias: bool = True) -> dict[str, Tensor]:

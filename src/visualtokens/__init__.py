@@ -2,6 +2,7 @@
 
 from visualtokens.convert import Converted, convert
 from visualtokens.explain import Explanation, explain
+from visualtokens.fuse import fuse, unfuse
 from visualtokens.grouping import Grouping, Tap, record_groupings
 from visualtokens.layers import set_clusters
 from visualtokens.models import add_vt_stage, create_model, list_models
@@ -19,8 +20,10 @@ __all__ = [
     "convert",
     "create_model",
     "explain",
+    "fuse",
     "list_models",
     "record_groupings",
     "set_checks",
     "set_clusters",
+    "unfuse",
 ]

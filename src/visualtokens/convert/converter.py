@@ -14,10 +14,11 @@ from torch import Tensor
 
 from visualtokens.convert.paca import PACA
 from visualtokens.convert.rules import Family, Layout, Rule
+from visualtokens.convert.stvit import STVIT
 from visualtokens.errors import UserError, unknown
 from visualtokens.models import create_model, list_models
 
-FAMILIES: Mapping[str, Family] = {"paca": PACA}
+FAMILIES: Mapping[str, Family] = {"paca": PACA, "stvit": STVIT}
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # the averaged weights are the better ones
 HEAD = "head.weight"
@@ -29,13 +30,14 @@ class Converted:
     """A checkpoint under our names, and whatever did not come over.
 
     >>> found = visualtokens.convert(torch.load("pacavit_small.pth"), "paca")
-    >>> model = visualtokens.create_model(found.model, num_classes=found.classes)
+    >>> model = visualtokens.create_model(found.model, num_classes=found.classes, **found.options)
     >>> model.load_state_dict(found.state_dict)
     """
 
     state_dict: dict[str, Tensor]
     model: str  # the registered model that the weights fit best
     classes: int  # of its classifier; 0 if the checkpoint has none
+    options: dict[str, Any]  # with which to create the model so that it computes what the released one does
     unknown: list[str]  # names in the checkpoint that no rule knows; left out
     missing: list[str]  # names of the model that the checkpoint does not give
     misfits: list[str]  # names on both sides with different shapes, with the shapes
@@ -49,8 +51,8 @@ class Converted:
 def convert(checkpoint: Mapping[str, Any], family: str) -> Converted:
     """Rename the parameters of a released checkpoint to ours, and find the model that they fit.
 
-    ``family`` is ``"paca"``. ``checkpoint`` is a state dict, as it is or wrapped as training scripts
-    save it (``{"model": …}``, names that start with ``module.``). No weights come with this library.
+    ``family`` is ``"paca"`` or ``"stvit"``. ``checkpoint`` is a state dict, as it is or wrapped as training
+    scripts save it (``{"model": …}``, names that start with ``module.``). No weights come with this library.
     """
     if family not in FAMILIES:
         raise unknown("family of checkpoints", family, FAMILIES)
@@ -62,6 +64,7 @@ def convert(checkpoint: Mapping[str, Any], family: str) -> Converted:
         state_dict=state_dict,
         model=model,
         classes=_classes(state_dict),
+        options=dict(FAMILIES[family].options),
         unknown=strangers,
         missing=[name for name in shapes if name not in state_dict],
         misfits=[
@@ -112,7 +115,7 @@ def _rename(released: Mapping[str, Tensor], layout: Layout) -> tuple[dict[str, T
         if rule.part is not None:
             parts[target][rule.part] = name
         elif target:
-            renamed[target] = tensor.flatten(1) if rule.flatten else tensor
+            renamed[target] = tensor if rule.flatten is None else tensor.flatten(rule.flatten)
     wanted = max((len(names) for names in parts.values()), default=0)
     for target, names in parts.items():
         if len(names) < wanted:

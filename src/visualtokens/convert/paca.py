@@ -31,9 +31,9 @@ OUR_CLUSTERING = OURS + "attn.clustering."
 
 CONV = [
     Rule(rf"{CLUSTERING}0\.{END}", OUR_CLUSTERING + "conv.{2}"),
-    Rule(rf"{CLUSTERING}2\.weight", OUR_CLUSTERING + "mix.weight", flatten=True),
+    Rule(rf"{CLUSTERING}2\.weight", OUR_CLUSTERING + "mix.weight", flatten=1),
     Rule(rf"{CLUSTERING}2\.bias", OUR_CLUSTERING + "mix.bias"),
-    Rule(rf"{CLUSTERING}4\.weight", OUR_CLUSTERING + "assign.weight", flatten=True),
+    Rule(rf"{CLUSTERING}4\.weight", OUR_CLUSTERING + "assign.weight", flatten=1),
 ]
 MLP = [
     Rule(rf"{CLUSTERING}0\.{END}", OUR_CLUSTERING + "fc.{2}"),

@@ -13,6 +13,9 @@ from visualtokens.layers.conv_ffn import ConvFFN
 from visualtokens.layers.conv_norm import PixelConv, TokenConv
 from visualtokens.layers.paca import PaCaAttention
 from visualtokens.layers.projector import Projector
+from visualtokens.layers.residual_conv import ResidualConv
+from visualtokens.layers.self_attention import SelfAttention
+from visualtokens.layers.super_token_attention import SuperTokenAttention
 from visualtokens.layers.token_mixers import TokenGraphConv, TokenLinear, TokenTransformer
 from visualtokens.layers.tokenizers import (
     ClusterTokenizer,
@@ -35,6 +38,9 @@ __all__ = [
     "PoolTokenizer",
     "Projector",
     "RecurrentTokenizer",
+    "ResidualConv",
+    "SelfAttention",
+    "SuperTokenAttention",
     "TokenConv",
     "TokenGraphConv",
     "TokenLinear",

@@ -1,4 +1,4 @@
-"""The feed-forward network with a depth-wise convolution (PVTv2, PaCa-ViT), strip by strip.
+"""The feed-forward network with a depth-wise convolution (PVTv2, PaCa-ViT, STViT), strip by strip.
 
 Its hidden map is 4 to 8 times as wide as its input, by far the largest tensor of these models. Large maps
 are processed in strips: some whole images, or some rows of one. Measured on one core against the whole map
@@ -26,20 +26,20 @@ STRIP_BYTES = 8 * 2**20
 class ConvFFN(nn.Module):
     """Linear, 3×3 depth-wise convolution, GELU, Linear, on ``(B, N, C)``.
 
-    ``residual``: the convolution adds its own input.
+    ``residual``: the convolution adds its own input. ``gelu_first``: GELU comes before the convolution.
     """
 
-    def __init__(self, dim: int, *, expansion: int, residual: bool = False) -> None:
+    def __init__(self, dim: int, *, expansion: int, residual: bool = False, gelu_first: bool = False) -> None:
         super().__init__()
-        hidden = dim * expansion
-        self.residual = residual
+        self.hidden = hidden = dim * expansion
+        self.residual, self.gelu_first = residual, gelu_first
         self.fc1 = nn.Linear(dim, hidden)
         self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         maps = x.unflatten(1, grid)  # (B, H, W, C)
-        hidden_bytes = self.dwconv.in_channels * x.element_size()  # of one patch
+        hidden_bytes = self.hidden * x.element_size()  # of one patch
         if not _worth_strips(x, hidden_bytes):
             return self.compute(maps, slice(None)).flatten(1, 2)
         strips = make_strips(x.shape[0], grid, hidden_bytes)
@@ -50,10 +50,14 @@ class ConvFFN(nn.Module):
     def compute(self, x: Tensor, inner: slice) -> Tensor:
         """The network on rows ``x (B, R, W, C)`` of a map, for those of them that are ``inner``."""
         hidden = self.fc1(x)  # (B, R, W, expansion · C)
+        if self.gelu_first:
+            # In place where nobody needs what was there: the largest map is not written a second time.
+            fresh = torch.is_grad_enabled() or torch.compiler.is_compiling()
+            hidden = F.gelu(hidden) if fresh else torch.ops.aten.gelu_(hidden)
         mixed = self.dwconv(hidden.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)[:, inner]
         if self.residual:
             mixed = mixed + hidden[:, inner]
-        return self.fc2(F.gelu(mixed))
+        return self.fc2(mixed if self.gelu_first else F.gelu(mixed))
 
 
 class Strip(NamedTuple):
@@ -95,12 +99,22 @@ def make_strips(batch: int, grid: tuple[int, int], bytes_per_patch: int) -> list
 def _worth_strips(x: Tensor, bytes_per_patch: int) -> bool:
     """Whether the hidden map is larger than two strips, in a pass that strips can speed up.
 
-    A compiler plans memory itself, a GPU wants large pieces, and the transforms of torch.func do not
-    support checkpointing.
+    A compiler plans the memory of training itself, a GPU wants large pieces, and the transforms of
+    torch.func do not support checkpointing. In a compiled graph of fixed size a second strip is cut for free.
     """
-    if torch.compiler.is_compiling() or not x.is_cpu or torch._C._are_functorch_transforms_active():
+    if not x.is_cpu or torch._C._are_functorch_transforms_active():
         return False
-    return x.shape[0] * x.shape[1] * bytes_per_patch > 2 * STRIP_BYTES
+    size = x.shape[0] * x.shape[1] * bytes_per_patch
+    if not torch.compiler.is_compiling():
+        return size > 2 * STRIP_BYTES and not _without_values()
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # only compiling needs it
+
+    return not torch.is_grad_enabled() and statically_known_true(size > STRIP_BYTES)
+
+
+def _without_values() -> bool:
+    """Whether somebody counts operations: rows that neighbouring strips share are no part of the model."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _recomputed(run: Callable[[Tensor, slice], Tensor], x: Tensor, inner: slice) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 class Pyramid(nn.Module):
     """Stages that each turn a map ``(B, C, H, W)`` into a smaller one, then a linear classifier.
 
-    ``channels`` and ``strides`` describe the output of each stage.
+    ``channels`` and ``strides`` describe the output of each stage. ``final`` is what comes between the last
+    stage and the pooling, and gives ``num_features`` channels; without it those of the last stage.
     """
 
     def __init__(
@@ -26,11 +27,14 @@ class Pyramid(nn.Module):
         num_classes: int,
         global_pool: str,
         drop_rate: float,
+        final: nn.Module | None = None,
+        num_features: int | None = None,
     ) -> None:
         super().__init__()
         self.in_chans = in_chans
         self.stages = nn.ModuleList(stages)
-        self.num_features = self.head_hidden_size = channels[-1]
+        self.final = final or nn.Identity()
+        self.num_features = self.head_hidden_size = num_features or channels[-1]
         self.feature_info = [
             dict(num_chs=c, reduction=s, module=f"stages.{i}")
             for i, (c, s) in enumerate(zip(channels, strides, strict=True))
@@ -77,7 +81,7 @@ class Pyramid(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         for stage in self.stages:
             x = stage(x)
-        return x  # (B, C, H, W)
+        return self.final(x)  # (B, C, H, W)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool:
@@ -99,7 +103,7 @@ class Pyramid(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The outputs of the chosen stages, and the last one. Every stage ends in its own norm."""
+        """The outputs of the chosen stages; and what ``forward_features`` gives, or where it stopped."""
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt={output_fmt!r}: a pyramid gives maps, so only 'NCHW'")
         take, last = feature_take_indices(len(self.stages), indices)
@@ -110,13 +114,18 @@ class Pyramid(nn.Module):
             x = stage(x)
             if i in take:
                 intermediates.append(x)
-        return intermediates if intermediates_only else (x, intermediates)
+        if intermediates_only:
+            return intermediates
+        stopped = stop_early and last + 1 < len(self.stages)
+        return x if stopped else self.final(x), intermediates
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages after the last one asked for, and the classifier."""
+        """Drop the stages after the last one asked for, and what reads the last stage."""
         take, last = feature_take_indices(len(self.stages), indices)
+        if prune_norm or last + 1 < len(self.stages):
+            self.final = nn.Identity()
         self.stages = self.stages[: last + 1]
         if prune_head:
             self.reset_classifier(0, "")

@@ -3,6 +3,10 @@
 A map of H×W tokens is cut into p×q cells of h×w tokens, each with one super token. Tokens are kept by
 cell, ``(B, K, T, C)`` with K = p·q and T = h·w; an association is ``(B, K, T, 9)``, over the cell's own
 super token (the middle one) and its eight neighbours, row by row. Nothing of size N×K is ever made.
+
+:func:`super_token_association`, :func:`super_token_gather` and :func:`super_token_scatter` take and give
+tokens as a sequence; :func:`associate`, :func:`gather_cells` and :func:`scatter_cells` are the same on
+cells, for those who do all three and want to cut the map only once.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from torch import Tensor
 from visualtokens.ops.checks import check_finite
 
 Border = Literal["released", "exact"]
+EPS = 1e-12
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Cells:
 
 
 def super_token_association(
-    x: Tensor, cells: Cells, *, n_iter: int = 1, border: Border = "exact", eps: float = 1e-12
+    x: Tensor, cells: Cells, *, n_iter: int = 1, border: Border = "exact", eps: float = EPS
 ) -> Tensor:
     """Eq. 1: Q = softmax over the 3×3 neighbours of x·s / √C, ``(B, K, T, 9)``, without gradient.
 
@@ -53,42 +58,53 @@ def super_token_association(
     softmax as zero vectors, and so do the zeros that fill up cut cells. ``border="exact"`` gives both no
     weight, so that a constant map comes back unchanged.
     """
-    check_finite("super_token_association", x=x)
-    if n_iter < 1:
-        raise ValueError(f"n_iter={n_iter}; at least one round is needed to associate anything")
-    if border not in ("released", "exact"):
-        raise ValueError(f"border={border!r} is neither 'released' nor 'exact'")
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        x = x if x.dtype == torch.float64 else x.float()
-        tokens = to_cells(x, cells)  # (B, K, T, C)
-        inside = _inside(cells, x.device) if border == "exact" else None  # (K, T), (K, 9)
-        supers = _cell_means(tokens, None if inside is None else inside[0])  # (B, K, C)
-        for i in range(n_iter):
-            logits = tokens @ neighbours(supers, cells.count).mT * x.shape[2] ** -0.5  # (B, K, T, 9)
-            if inside is not None:
-                logits = logits.masked_fill(~inside[1].unsqueeze(1), -torch.inf)
-            association = logits.softmax(3)
-            if inside is not None:
-                association = association * inside[0].unsqueeze(2)
-            if i + 1 < n_iter:
-                supers = _weighted_means(tokens, association, cells, eps)
-    return association
+    return associate(to_cells(x, cells), cells, n_iter=n_iter, border=border, eps=eps)
 
 
-def super_token_gather(x: Tensor, association: Tensor, cells: Cells, *, eps: float = 1e-12) -> Tensor:
+def super_token_gather(x: Tensor, association: Tensor, cells: Cells, *, eps: float = EPS) -> Tensor:
     """Eq. 2: S = Q̂ᵀ X, each super token the association's weighted mean: ``(B, N, C)`` to ``(B, K, C)``."""
-    check_finite("super_token_gather", x=x, association=association)
-    with torch.autocast(x.device.type, enabled=False):
-        tokens = to_cells(x.to(association.dtype), cells)
-        return _weighted_means(tokens, association, cells, eps).to(x.dtype)
+    return gather_cells(to_cells(x, cells), association, cells, eps=eps)
 
 
 def super_token_scatter(supers: Tensor, association: Tensor, cells: Cells) -> Tensor:
     """X = Q S: every token gets its share of the super tokens around it, ``(B, K, C)`` to ``(B, N, C)``."""
+    return from_cells(scatter_cells(supers, association, cells), cells)
+
+
+def associate(
+    tokens: Tensor, cells: Cells, *, n_iter: int = 1, border: Border = "exact", eps: float = EPS
+) -> Tensor:
+    """:func:`super_token_association` of tokens by cell, ``(B, K, T, C)``."""
+    check_finite("super_token_association", x=tokens)
+    if n_iter < 1:
+        raise ValueError(f"n_iter={n_iter}; at least one round is needed to associate anything")
+    if border not in ("released", "exact"):
+        raise ValueError(f"border={border!r} is neither 'released' nor 'exact'")
+    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+        tokens = tokens if tokens.dtype == torch.float64 else tokens.float()
+        exact = border == "exact"
+        present = _present(cells, tokens) if exact and any(cells.padding) else None  # (K, 1, T)
+        penalty = _penalty(cells, tokens) if exact else None  # (K, 9, 1)
+        supers = _cell_means(tokens, present)
+        association = _softmax(supers, tokens, cells, penalty, present)
+        for _ in range(n_iter - 1):
+            supers = _weighted_means(tokens, association, cells, eps)
+            association = _softmax(supers, tokens, cells, penalty, present)
+    return association
+
+
+def gather_cells(tokens: Tensor, association: Tensor, cells: Cells, *, eps: float = EPS) -> Tensor:
+    """:func:`super_token_gather` of tokens by cell: ``(B, K, T, C)`` to ``(B, K, C)``."""
+    check_finite("super_token_gather", x=tokens, association=association)
+    with torch.autocast(tokens.device.type, enabled=False):
+        return _weighted_means(tokens.to(association.dtype), association, cells, eps).to(tokens.dtype)
+
+
+def scatter_cells(supers: Tensor, association: Tensor, cells: Cells) -> Tensor:
+    """:func:`super_token_scatter` to tokens by cell: ``(B, K, C)`` to ``(B, K, T, C)``."""
     check_finite("super_token_scatter", supers=supers, association=association)
     with torch.autocast(supers.device.type, enabled=False):
-        around = neighbours(supers.to(association.dtype), cells.count)  # (B, K, 9, C)
-        return from_cells(association @ around, cells).to(supers.dtype)
+        return (association @ neighbours(supers.to(association.dtype), cells.count)).to(supers.dtype)
 
 
 def to_cells(x: Tensor, cells: Cells) -> Tensor:
@@ -100,7 +116,9 @@ def to_cells(x: Tensor, cells: Cells) -> Tensor:
     x = x.unflatten(1, cells.grid)  # (B, H, W, C)
     if bottom or right:
         x = F.pad(x, (0, 0, 0, right, 0, bottom))
-    return x.reshape(b, p, h, q, w, c).transpose(2, 3).reshape(b, p * q, h * w, c)
+    by_cell = x.reshape(b, p, h, q, w, c).transpose(2, 3).reshape(b, p * q, h * w, c)
+    # Says that the tokens shall lie in memory like this. A compiler chooses itself otherwise, and badly.
+    return by_cell.as_strided(by_cell.shape, by_cell.stride()) if torch.compiler.is_compiling() else by_cell
 
 
 def from_cells(x: Tensor, cells: Cells) -> Tensor:
@@ -113,22 +131,46 @@ def from_cells(x: Tensor, cells: Cells) -> Tensor:
 
 def neighbours(supers: Tensor, count: tuple[int, int]) -> Tensor:
     """The 3×3 super tokens around each: ``(B, K, C)`` to ``(B, K, 9, C)``, zeros outside the map."""
-    p, q = count
     padded = F.pad(supers.unflatten(1, count), (0, 0, 1, 1, 1, 1))  # (B, p + 2, q + 2, C)
-    around = [padded[:, dy : dy + p, dx : dx + q] for dy in range(3) for dx in range(3)]
-    return torch.stack(around, dim=3).flatten(1, 2)
+    around = padded.unfold(1, 3, 1).unfold(2, 3, 1)  # (B, p, q, C, 3, 3), a view
+    return around.permute(0, 1, 2, 4, 5, 3).flatten(3, 4).flatten(1, 2)
 
 
 def add_to_neighbours(parts: Tensor, count: tuple[int, int]) -> Tensor:
     """The transpose of :func:`neighbours`: ``(B, K, 9, C)`` summed into ``(B, K, C)``; outside is lost."""
-    p, q = count
-    parts = parts.unflatten(1, count)  # (B, p, q, 9, C)
-    total = parts.new_zeros(parts.shape[0], p + 2, q + 2, parts.shape[4])
-    for i in range(9):
-        dy, dx = divmod(i, 3)
-        # the part of cell (y, x) for its neighbour (y + dy − 1, x + dx − 1), in padded coordinates
-        total = total + F.pad(parts[:, :, :, i], (0, 0, dx, 2 - dx, dy, 2 - dy))
-    return total[:, 1:-1, 1:-1].flatten(1, 2)
+    (p, q), (b, _, _, c) = count, parts.shape
+    padded = F.pad(parts.unflatten(1, count), (0, 0, 0, 0, 1, 1, 1, 1))  # (B, p + 2, q + 2, 9, C)
+    # The neighbour at (dy, dx) has this super token on the opposite side, as its number 8 - 3·dy - dx. So the
+    # nine parts that a super token receives lie at fixed steps in memory.
+    image, row, column = (p + 2) * (q + 2) * 9 * c, (q + 2) * 9 * c, 9 * c
+    strides = (image, row, column, row - 3 * c, column - c, 1)
+    received = padded.as_strided((b, p, q, 3, 3, c), strides, 8 * c)
+    return received.sum(3).sum(3).flatten(1, 2)  # one by one: over both at once it takes four times as long
+
+
+def neighbour_index(cells: Cells, *, device: torch.device | str | None = None) -> Tensor:
+    """``(N, 9)``: the numbers of the super tokens around each token, -1 outside the map."""
+    (p, q), (h, w) = cells.count, cells.cell
+    numbers = torch.arange(1, p * q + 1, device=device).view(1, p * q, 1)
+    around = neighbours(numbers, cells.count) - 1  # (1, K, 9, 1)
+    return from_cells(around.mT.expand(1, p * q, h * w, 9), cells)[0]
+
+
+def _softmax(
+    supers: Tensor, tokens: Tensor, cells: Cells, penalty: Tensor | None, present: Tensor | None
+) -> Tensor:
+    """Eq. 1 for super tokens ``(B, K, C)``. In memory the nine lie apart, so that tokens are side by side."""
+    b, k, t, c = tokens.shape
+    around = neighbours(supers * c**-0.5, cells.count).flatten(0, 1)  # (B·K, 9, C)
+    by_channel = tokens.flatten(0, 1).mT  # (B·K, C, T)
+    if penalty is None:
+        logits = torch.bmm(around, by_channel)  # (B·K, 9, T)
+    else:
+        logits = torch.baddbmm(penalty.expand(b, k, 9, 1).flatten(0, 1), around, by_channel)
+    association = logits.softmax(1).view(b, k, 9, t)
+    if present is not None:
+        association = association * present
+    return association.mT
 
 
 def _weighted_means(tokens: Tensor, association: Tensor, cells: Cells, eps: float) -> Tensor:
@@ -136,16 +178,19 @@ def _weighted_means(tokens: Tensor, association: Tensor, cells: Cells, eps: floa
     return add_to_neighbours(association.mT @ tokens, cells.count) / (total + eps)  # (B, K, C)
 
 
-def _cell_means(tokens: Tensor, inside: Tensor | None) -> Tensor:
-    if inside is None:
-        return tokens.mean(2)
-    return tokens.sum(2) / inside.sum(1).unsqueeze(1)  # the filling is zero and adds nothing
+def _cell_means(tokens: Tensor, present: Tensor | None) -> Tensor:
+    if present is None:
+        return tokens.mean(2)  # (B, K, C)
+    return tokens.sum(2) / present.sum(2)  # the filling is zero and adds nothing
 
 
-def _inside(cells: Cells, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which tokens ``(K, T)`` and which neighbours ``(K, 9)`` lie on the map."""
-    n = cells.grid[0] * cells.grid[1]
-    tokens = to_cells(torch.ones(1, n, 1, dtype=torch.bool, device=device), cells)
-    k = cells.count[0] * cells.count[1]
-    around = neighbours(torch.ones(1, k, 1, dtype=torch.bool, device=device), cells.count)
-    return tokens[0, :, :, 0], around[0, :, :, 0]
+def _present(cells: Cells, like: Tensor) -> Tensor:
+    """``(K, 1, T)``: 1 for tokens of the map, 0 for those that fill up cut cells."""
+    ones = like.new_ones(1, cells.grid[0] * cells.grid[1], 1)
+    return to_cells(ones, cells)[0].mT
+
+
+def _penalty(cells: Cells, like: Tensor) -> Tensor:
+    """``(K, 9, 1)``: 0 for neighbours on the map, -∞ for those outside."""
+    inside = neighbours(like.new_ones(1, cells.count[0] * cells.count[1], 1), cells.count)[0]
+    return inside.log()

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import visualtokens.models  # noqa: F401  registers our models with timm
-from visualtokens.bench import count_macs, count_parameters, macs_by_module
-from visualtokens.layers import TokenConv
+from visualtokens.bench import count_macs, count_macs_and_biases, count_parameters, macs_by_module
+from visualtokens.layers import SuperTokenAttention, TokenConv
 from visualtokens.layers.tokenizers import Centroids
 
 Metric = Callable[[nn.Module, tuple[int, int]], float]
@@ -93,6 +93,32 @@ def vt(depth: int, variant: str = "") -> Entry:
     return Entry(build, other=PIXEL_COUNTS, other_name="pixel MACs")
 
 
+def released_stvit_macs(model: nn.Module, size: tuple[int, int]) -> int:
+    """As STViT's released code comes out in a counting tool that adds one per output of a layer with a bias.
+
+    That code reads and sums neighbours by convolutions with constant 3×3 kernels, nine channels for each
+    of C: 81·K·C, three times for each attention with K super tokens. Ours multiplies nothing there.
+    """
+    counts = macs_by_module(model, size, depth=None)
+    kernels = 0
+    for name, module in model.named_modules():
+        if isinstance(module, SuperTokenAttention) and module.samples:
+            dim = module.mix.proj.in_features
+            kernels += 3 * 81 * counts[f"{name}.mix.proj"] // dim  # K·C of the projection's K·C·C
+    return count_macs_and_biases(model, size) + kernels
+
+
+AS_RELEASED: Mapping[str, Metric] = {
+    "gflops": lambda model, size: released_stvit_macs(model, size) / 1e9,
+}
+
+
+@functools.cache
+def stvit(name: str) -> Entry:
+    """An STViT. Its multiply-adds, and beside them those of the released code."""
+    return Entry(named(name).build, other=AS_RELEASED, other_name="released code")
+
+
 _parts = functools.cache(macs_by_module)
 
 
@@ -123,6 +149,9 @@ def vt_ratios(depth: int) -> Entry:
     )
 
 
+# The two sizes of STViT's Table II.
+ISO_96 = "isotropic channels=96-192-384-768 depths=2-2-6-2"
+ISO_64 = "isotropic channels=64-128-320-512 depths=3-5-9-3"
 RESNET18, RESNET34 = named("resnet18"), named("resnet34")
 
 # (paper, model, variant) as in published.csv
@@ -154,9 +183,14 @@ MODELS: Mapping[tuple[str, str, str], Entry] = {
     ("paca-vit", "pvt_v2_b0_pure", "cifar-100"): named("pvt_v2_b0_pure_32", num_classes=100),
     ("paca-vit", "pvt_v2_b1_pure", "cifar-100"): named("pvt_v2_b1_pure_32", num_classes=100),
     ("paca-vit", "pvt_v2_b2_pure", "cifar-100"): named("pvt_v2_b2_pure_32", num_classes=100),
-    ("stvit", "swin", "isotropic channels=96-192-384-768 depths=2-2-6-2 rpe"): named(
-        "swin_tiny_patch4_window7_224"
-    ),
+    **{("stvit", name, ""): stvit(name) for name in ("stvit_small", "stvit_base", "stvit_large")},
+    ("stvit", "stvit", f"{ISO_96} rpe"): stvit("stvit_iso_96"),
+    ("stvit", "stvit", f"{ISO_64} rpe"): stvit("stvit_iso_64"),
+    ("stvit", "stvit", f"{ISO_64} no-rpe"): stvit("stvit_iso_64_norpe"),
+    ("stvit", "swin", f"{ISO_96} rpe"): named("swin_iso_96"),
+    ("stvit", "swin", f"{ISO_64} rpe"): named("swin_iso_64"),
+    ("stvit", "swin", f"{ISO_64} no-rpe"): named("swin_iso_64_norpe"),
+    ("stvit", "swin+global-stage3", f"{ISO_64} rpe"): named("swin_iso_64_global"),
     # Table 2 gives DeiT by its cost only: tiny, the two narrower ones, small.
     ("token-pooling", "row7", "deit"): named("deit_tiny_patch16_224"),
     ("token-pooling", "row11", "deit"): named("deit_small_patch16_224", embed_dim=252, num_heads=6),

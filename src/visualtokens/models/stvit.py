@@ -1,0 +1,268 @@
+"""STViT: a pyramid of super token attention and convolutions (supplement, Table I)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import DropPath, LayerNorm2d, LayerScale2d, calculate_drop_path_rates
+from timm.models import checkpoint
+from torch import Tensor, nn
+
+from visualtokens.errors import unknown
+from visualtokens.grouping import Tap
+from visualtokens.layers import ConvFFN, ResidualConv, SuperTokenAttention
+from visualtokens.layers.conv_ffn import STRIP_BYTES
+from visualtokens.layers.maps import to_map, to_tokens
+from visualtokens.models.pyramid import Pyramid, channels_last, init_weights
+from visualtokens.models.registry import register_family
+from visualtokens.ops.super_tokens import Border
+
+DEEP_SCALE = (0.0, 0.0, 1e-6, 1e-6)  # of stages 3 and 4 only
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "stvit_small": dict(
+        channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8), drop_path_rate=0.1
+    ),
+    "stvit_base": dict(
+        channels=(96, 192, 384, 512),
+        depths=(4, 6, 14, 6),
+        heads=(2, 3, 6, 8),
+        layer_scale=DEEP_SCALE,
+        drop_path_rate=0.4,
+    ),
+    "stvit_large": dict(
+        channels=(96, 192, 448, 640),
+        depths=(4, 7, 19, 8),
+        heads=(2, 3, 7, 10),
+        layer_scale=DEEP_SCALE,
+        drop_path_rate=0.6,
+    ),
+}
+STEMS = ("conv", "patch")
+
+
+class MLP(nn.Module):
+    """Linear, GELU, Linear on ``(B, N, C)``: the feed-forward network without its convolution."""
+
+    def __init__(self, dim: int, *, expansion: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, dim * expansion)
+        self.gelu = nn.GELU()
+        self.fc2 = nn.Linear(dim * expansion, dim)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        return self.fc2(self.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """x + dwconv(x), x + STA(LN(x)), x + FFN(BN(x)), on maps ``(B, C, H, W)`` in channels-last memory.
+
+    ``convolutions=False`` leaves the first out, and the depth-wise convolution of the FFN.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        attn: SuperTokenAttention,
+        expansion: int,
+        convolutions: bool,
+        layer_scale: float,
+        drop_path: float,
+    ) -> None:
+        super().__init__()
+        self.cpe = ResidualConv(dim) if convolutions else nn.Identity()
+        self.norm1 = LayerNorm2d(dim, eps=1e-6)
+        self.attn = attn
+        self.scale1 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
+        self.norm2: nn.Module = nn.BatchNorm2d(dim) if convolutions else LayerNorm2d(dim, eps=1e-6)
+        self.ffn: nn.Module = MLP(dim, expansion=expansion)
+        if convolutions:
+            self.ffn = ConvFFN(dim, expansion=expansion, residual=True, gelu_first=True)
+        self.scale2 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.cpe(x)
+        x = x + self.drop_path(self.scale1(self.attn(self.norm1(x))))
+        grid = (x.shape[2], x.shape[3])
+        y = to_map(self.ffn(to_tokens(self.norm2(x)), grid), grid)
+        return x + self.drop_path(self.scale2(y))
+
+
+class Stage(nn.Module):
+    """Embed, blocks: ``(B, C_in, H, W)`` to ``(B, C, H / stride, W / stride)``."""
+
+    def __init__(self, embed: nn.Module, blocks: Sequence[Block], *, stride: int, hidden: int) -> None:
+        super().__init__()
+        self.embed = embed
+        self.blocks = nn.ModuleList(blocks)
+        self.stride, self.hidden = stride, hidden
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = channels_last(x)
+        images = self.images_at_once(x)
+        if not torch.compiler.is_compiling():
+            return by_images(self.compute, x, images)
+        # All of it by images would make a graph twice as large.
+        return self.run_blocks(by_images(self.embed, x, images))
+
+    def compute(self, x: Tensor) -> Tensor:
+        return self.run_blocks(self.embed(x))
+
+    def run_blocks(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x) if self.grad_checkpointing else block(x)
+        return x
+
+    def images_at_once(self, x: Tensor) -> int:
+        """How many images to compute at a time: in inference, so many that STRIP_BYTES hold their widest map.
+
+        For the same reason as the strips of ConvFFN: it stays in the cache, and in memory that the C library
+        holds. Groupings are recorded for all images together.
+        """
+        batch, _, height, width = x.shape
+        if self.training or torch.is_grad_enabled() or not x.is_cpu or torch.compiler.is_exporting():
+            return batch
+        if any(isinstance(module, Tap) and module.wanted() for module in self.modules()):
+            return batch
+        widest = self.hidden * (height // self.stride) * (width // self.stride) * x.element_size()
+        return max(1, STRIP_BYTES // max(1, widest))
+
+
+def by_images(compute: Callable[[Tensor], Tensor], x: Tensor, images: int) -> Tensor:
+    """``compute(x)``, at most ``images`` of the batch at a time."""
+    if x.shape[0] <= images:
+        return compute(x)
+    return torch.cat([compute(part) for part in x.chunk(-(-x.shape[0] // images))])
+
+
+def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
+    """Four 3×3 convolutions, the first and third of stride 2, each followed by GELU and BatchNorm."""
+    layers: list[nn.Module] = []
+    for width, stride in ((dim // 2, 2), (dim // 2, 1), (dim, 2), (dim, 1)):
+        layers += [nn.Conv2d(in_chans, width, 3, stride, padding=1), nn.GELU(), nn.BatchNorm2d(width)]
+        in_chans = width
+    return nn.Sequential(*layers)
+
+
+def patch_stem(in_chans: int, dim: int) -> nn.Sequential:
+    """4×4 patches, then LayerNorm. Pixels beyond the last whole patch are left out."""
+    return nn.Sequential(nn.Conv2d(in_chans, dim, 4, 4), LayerNorm2d(dim, eps=1e-6))
+
+
+def merge(dim_in: int, dim: int) -> nn.Sequential:
+    """Patch merging: a 3×3 convolution of stride 2, then BatchNorm."""
+    return nn.Sequential(nn.Conv2d(dim_in, dim, 3, 2, padding=1), nn.BatchNorm2d(dim))
+
+
+class STViT(Pyramid):
+    """Stem, four stages of blocks with super token attention, a projection, the classifier.
+
+    ``cells``: the grid sizes of Table I, tokens per side of a super token's cell; 1 attends to all tokens.
+    ``border="released"`` computes what the released weights were trained with, ``"exact"`` treats the
+    border of the map as one; see :func:`~visualtokens.ops.super_token_association`.
+    ``projection``: channels between the last stage and the pooling, 0 for none.
+    For the comparison without convolutions (Table II): ``stem="patch"``, ``convolutions=False``, and
+    ``windows``, per stage the side of the grid for which to learn a bias by relative position.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: Sequence[int],
+        depths: Sequence[int],
+        heads: Sequence[int],
+        cells: Sequence[int] = (8, 4, 1, 1),
+        n_iter: int = 1,
+        border: Border = "exact",
+        expansion: int = 4,
+        layer_scale: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
+        stem: str = "conv",
+        convolutions: bool = True,
+        windows: Sequence[int] | None = None,
+        projection: int = 1024,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        if stem not in STEMS:
+            raise unknown("stem", stem, STEMS)
+        drop_paths = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
+        stages: list[Stage] = []
+        for i, dim in enumerate(channels):
+            window = None if windows is None else (windows[i], windows[i])
+            blocks = [
+                Block(
+                    dim,
+                    attn=SuperTokenAttention(
+                        dim,
+                        heads=heads[i],
+                        cell=(cells[i], cells[i]),
+                        n_iter=n_iter,
+                        border=border,
+                        window=window,
+                    ),
+                    expansion=expansion,
+                    convolutions=convolutions,
+                    layer_scale=layer_scale[i],
+                    drop_path=drop_path,
+                )
+                for drop_path in drop_paths[i]
+            ]
+            if i > 0:
+                embed = merge(channels[i - 1], dim)
+            else:
+                embed = conv_stem(in_chans, dim) if stem == "conv" else patch_stem(in_chans, dim)
+            stages.append(Stage(embed, blocks, stride=4 if i == 0 else 2, hidden=expansion * dim))
+        final = None
+        if projection:
+            final = nn.Sequential(
+                nn.Conv2d(channels[-1], projection, 1), nn.BatchNorm2d(projection), nn.SiLU()
+            )
+        super().__init__(
+            stages,
+            channels=channels,
+            strides=[4 * 2**i for i in range(len(channels))],
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            final=final,
+            num_features=projection or None,
+        )
+        init_weights(self)
+        for module in self.modules():
+            if isinstance(module, Block) and convolutions:
+                # They add to their input, block after block: at the usual size the map would grow 1.7-fold
+                # in each, 60,000-fold in all of stvit_small.
+                for name in ("cpe", "ffn.dwconv"):
+                    nn.init.trunc_normal_(module.get_parameter(f"{name}.weight"), std=0.02)
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith("position.table")}
+
+
+register_family(
+    __name__,
+    STViT,
+    CONFIGS,
+    default_cfg=dict(
+        num_classes=1000,
+        input_size=(3, 224, 224),
+        pool_size=(7, 7),
+        crop_pct=0.9,
+        interpolation="bicubic",
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=IMAGENET_DEFAULT_STD,
+        first_conv="stages.0.embed.0",
+        classifier="head",
+        fixed_input_size=False,
+    ),
+)

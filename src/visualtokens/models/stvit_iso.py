@@ -1,0 +1,39 @@
+"""STViT without convolutions (Table II), to compare its attention with Swin's (``swin_iso``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+from visualtokens.models.registry import register_family
+from visualtokens.models.stvit import STViT
+
+PLAIN: dict[str, Any] = dict(stem="patch", convolutions=False, projection=0)
+WINDOWS = (7, 7, 14, 7)  # the grids of super tokens at 224²
+NARROW = PLAIN | dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "stvit_iso_96": PLAIN
+    | dict(channels=(96, 192, 384, 768), depths=(2, 2, 6, 2), heads=(3, 6, 12, 24), windows=WINDOWS),
+    "stvit_iso_64": NARROW | dict(windows=WINDOWS),
+    "stvit_iso_64_norpe": NARROW,
+}
+
+register_family(
+    __name__,
+    STViT,
+    CONFIGS,
+    default_cfg=dict(
+        num_classes=1000,
+        input_size=(3, 224, 224),
+        pool_size=(7, 7),
+        crop_pct=0.9,
+        interpolation="bicubic",
+        mean=IMAGENET_DEFAULT_MEAN,
+        std=IMAGENET_DEFAULT_STD,
+        first_conv="stages.0.embed.0",
+        classifier="head",
+        fixed_input_size=False,
+    ),
+)
