@@ -135,10 +135,11 @@ def test_which_figures_differ_from_print(everything):
     }
 
 
-def test_the_released_code_of_stvit_comes_out_as_printed(everything):
+def test_the_released_code_of_stvit_comes_out_as_printed_but_for_4_35(everything):
     others = [r for r in everything if r.other_name == "released code" and r.other is not None]
     assert len(others) == 6
-    assert all(round(r.other, r.published.decimals) == r.published.number for r in others)
+    differ = [r for r in others if round(r.other, r.published.decimals) != r.published.number]
+    assert [(round(r.other, 2), r.published.value) for r in differ] == [(4.35, "4.3")]
 
 
 def test_which_figures_of_visual_transformers_come_out_as_printed(everything):

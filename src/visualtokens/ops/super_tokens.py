@@ -58,11 +58,13 @@ def super_token_association(
     softmax as zero vectors, and so do the zeros that fill up cut cells. ``border="exact"`` gives both no
     weight, so that a constant map comes back unchanged.
     """
+    check_finite("super_token_association", x=x)  # before cells hide where a value was
     return associate(to_cells(x, cells), cells, n_iter=n_iter, border=border, eps=eps)
 
 
 def super_token_gather(x: Tensor, association: Tensor, cells: Cells, *, eps: float = EPS) -> Tensor:
     """Eq. 2: S = Q̂ᵀ X, each super token the association's weighted mean: ``(B, N, C)`` to ``(B, K, C)``."""
+    check_finite("super_token_gather", x=x, association=association)
     return gather_cells(to_cells(x, cells), association, cells, eps=eps)
 
 
