@@ -16,10 +16,13 @@ from visualtokens.layers.conv_ffn import make_strips
 def plain(ffn: ConvFFN, x: Tensor, grid: tuple[int, int]) -> Tensor:
     """The definition, with the map as ``(B, C, H, W)``."""
     hidden = ffn.fc1(x).mT.reshape(x.shape[0], -1, *grid).contiguous()
+    if ffn.gelu_first:
+        hidden = F.gelu(hidden)
     mixed = F.conv2d(hidden, ffn.dwconv.weight, ffn.dwconv.bias, padding=1, groups=hidden.shape[1])
     if ffn.residual:
         mixed = mixed + hidden
-    return ffn.fc2(F.gelu(mixed.flatten(2).mT))
+    mixed = mixed.flatten(2).mT
+    return ffn.fc2(mixed if ffn.gelu_first else F.gelu(mixed))
 
 
 def gradients(ffn: ConvFFN, out: Tensor, x: Tensor) -> list[Tensor]:
@@ -32,9 +35,11 @@ def small_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv_ffn, "STRIP_BYTES", 2 * 5 * 16 * 4)
 
 
-def make(*, residual: bool = False, batch: int = 2, grid: tuple[int, int] = (9, 5)) -> tuple[ConvFFN, Tensor]:
+def make(
+    *, residual: bool = False, gelu_first: bool = False, batch: int = 2, grid: tuple[int, int] = (9, 5)
+) -> tuple[ConvFFN, Tensor]:
     torch.manual_seed(0)
-    ffn = ConvFFN(4, expansion=4, residual=residual)
+    ffn = ConvFFN(4, expansion=4, residual=residual, gelu_first=gelu_first)
     return ffn, torch.randn(batch, grid[0] * grid[1], 4, requires_grad=True)
 
 
@@ -58,6 +63,21 @@ def test_strips_equal_the_definition(residual: bool, batch: int, grid: tuple[int
         assert torch.allclose(got, wanted, atol=1e-4, rtol=1e-4)
     with torch.inference_mode():
         assert torch.allclose(ffn(x, grid), expected, atol=1e-6)
+
+
+@pytest.mark.usefixtures("small_strips")
+@pytest.mark.parametrize("residual", [False, True])
+def test_gelu_first_in_strips_equals_the_definition(residual: bool) -> None:
+    ffn, x = make(residual=residual, gelu_first=True)
+    expected = plain(ffn, x, (9, 5))
+    out = ffn(x, (9, 5))
+    assert torch.allclose(out, expected, atol=1e-6)
+    for got, wanted in zip(gradients(ffn, out, x), gradients(ffn, expected, x), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-4, rtol=1e-4)
+    before = x.detach().clone()
+    with torch.inference_mode():  # where GELU works in place, on nothing that was given
+        assert torch.allclose(ffn(x, (9, 5)), expected, atol=1e-6)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.usefixtures("small_strips")

@@ -31,15 +31,16 @@ def on_meta(name: str, **options: object) -> nn.Module:
 )
 def test_cost_of_table_1(name: str, mparams: float, gmacs_224: float, gmacs_384: float) -> None:
     model = on_meta(name)
-    assert count_parameters(model) / 1e6 == pytest.approx(mparams, rel=5e-3)
-    assert released_stvit_macs(model, (224, 224)) / 1e9 == pytest.approx(gmacs_224, rel=5e-3)
-    assert released_stvit_macs(model, (384, 384)) / 1e9 == pytest.approx(gmacs_384, rel=5e-3)
+    assert round(count_parameters(model) / 1e6, 2) == mparams
+    assert round(released_stvit_macs(model, (224, 224)) / 1e9, 2) == gmacs_224
+    assert round(released_stvit_macs(model, (384, 384)) / 1e9, 2) == gmacs_384
+    assert count_macs(model, (224, 224)) / 1e9 == pytest.approx(gmacs_224, rel=1e-2)  # products alone
 
 
 @pytest.mark.parametrize(
     ("name", "mparams", "gmacs"),
     [
-        ("stvit_iso_96", 30.26, 4.35),
+        ("stvit_iso_96", 30.26, 4.36),
         ("stvit_iso_64", 24.17, 3.98),
         ("stvit_iso_64_norpe", 24.13, 3.98),
         ("swin_iso_96", 28.29, 4.49),
@@ -49,9 +50,9 @@ def test_cost_of_table_1(name: str, mparams: float, gmacs_224: float, gmacs_384:
 )
 def test_cost_of_table_2(name: str, mparams: float, gmacs: float) -> None:
     model = timm.create_model(name)  # timm's Swin makes its masks from values
-    assert count_parameters(model) / 1e6 == pytest.approx(mparams, rel=5e-3)
+    assert round(count_parameters(model) / 1e6, 2) == mparams
     count = released_stvit_macs if name.startswith("stvit") else count_macs
-    assert count(model, (224, 224)) / 1e9 == pytest.approx(gmacs, rel=5e-3)
+    assert round(count(model, (224, 224)) / 1e9, 2) == gmacs
 
 
 def test_super_tokens_are_recorded_in_the_sampling_stages_only() -> None:

@@ -100,7 +100,7 @@ class FoldedLinear(Folded):
         if not x.is_cpu:
             return F.linear(x, self.folded_weight, self.folded_bias)
         # On a CPU, F.linear writes the bias first and then adds the product to it. These write only once.
-        if x[..., 0].numel() < MANY or torch.compiler.is_compiling():
+        if x.numel() < MANY * x.shape[-1] or torch.compiler.is_compiling():
             return (x @ self.folded_weight.mT).add_(self.folded_bias)
         pixels = x.reshape(1, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)  # (1, C, 1, N), channels-last
         y = F.conv2d(pixels, self.folded_weight[:, :, None, None], self.folded_bias)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import DropPath, LayerNorm2d, LayerScale2d, calculate_drop_path_rates
+from timm.layers import DropPath, LayerNorm2d, LayerScale2d, PatchEmbed, calculate_drop_path_rates
 from timm.models import checkpoint
 from torch import Tensor, nn
 
 from visualtokens.errors import unknown
 from visualtokens.grouping import Tap
-from visualtokens.layers import ConvFFN, ResidualConv, SuperTokenAttention
-from visualtokens.layers.conv_ffn import STRIP_BYTES
+from visualtokens.layers import ConvFFN, ResidualConv, SuperTokenAttention, conv_ffn
 from visualtokens.layers.maps import to_map, to_tokens
 from visualtokens.models.pyramid import Pyramid, channels_last, init_weights
 from visualtokens.models.registry import register_family
@@ -41,7 +41,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
         drop_path_rate=0.6,
     ),
 }
-STEMS = ("conv", "patch")
 
 
 class MLP(nn.Module):
@@ -74,7 +73,7 @@ class Block(nn.Module):
         drop_path: float,
     ) -> None:
         super().__init__()
-        self.cpe = ResidualConv(dim) if convolutions else nn.Identity()
+        self.cpe: nn.Module = ResidualConv(dim) if convolutions else nn.Identity()
         self.norm1 = LayerNorm2d(dim, eps=1e-6)
         self.attn = attn
         self.scale1 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
@@ -92,6 +91,12 @@ class Block(nn.Module):
         y = to_map(self.ffn(to_tokens(self.norm2(x)), grid), grid)
         return x + self.drop_path(self.scale2(y))
 
+    def init_residual_convolutions(self) -> None:
+        """They add to their input, block after block: at the usual size a map would grow 1.7-fold in each."""
+        if isinstance(self.cpe, ResidualConv) and isinstance(self.ffn, ConvFFN):
+            for conv in (self.cpe, self.ffn.dwconv):
+                nn.init.trunc_normal_(conv.weight, std=0.02)
+
 
 class Stage(nn.Module):
     """Embed, blocks: ``(B, C_in, H, W)`` to ``(B, C, H / stride, W / stride)``."""
@@ -106,39 +111,30 @@ class Stage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = channels_last(x)
         images = self.images_at_once(x)
-        if not torch.compiler.is_compiling():
-            return by_images(self.compute, x, images)
-        # All of it by images would make a graph twice as large.
-        return self.run_blocks(by_images(self.embed, x, images))
+        if x.shape[0] <= images:
+            return self.compute(x)
+        groups = -(-x.shape[0] // images)
+        return torch.cat([self.compute(part) for part in x.chunk(groups)])
 
     def compute(self, x: Tensor) -> Tensor:
-        return self.run_blocks(self.embed(x))
-
-    def run_blocks(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
         for block in self.blocks:
             x = checkpoint(block, x) if self.grad_checkpointing else block(x)
         return x
 
     def images_at_once(self, x: Tensor) -> int:
-        """How many images to compute at a time: in inference, so many that STRIP_BYTES hold their widest map.
+        """In inference so many that ``STRIP_BYTES`` hold their widest map, for the reasons given there.
 
-        For the same reason as the strips of ConvFFN: it stays in the cache, and in memory that the C library
-        holds. Groupings are recorded for all images together.
+        Otherwise the whole batch: BatchNorm in training looks at all of it, a compiled graph would grow, and
+        whoever records a tap wants one grouping of all images.
         """
         batch, _, height, width = x.shape
-        if self.training or torch.is_grad_enabled() or not x.is_cpu or torch.compiler.is_exporting():
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not x.is_cpu:
             return batch
         if any(isinstance(module, Tap) and module.wanted() for module in self.modules()):
             return batch
         widest = self.hidden * (height // self.stride) * (width // self.stride) * x.element_size()
-        return max(1, STRIP_BYTES // max(1, widest))
-
-
-def by_images(compute: Callable[[Tensor], Tensor], x: Tensor, images: int) -> Tensor:
-    """``compute(x)``, at most ``images`` of the batch at a time."""
-    if x.shape[0] <= images:
-        return compute(x)
-    return torch.cat([compute(part) for part in x.chunk(-(-x.shape[0] // images))])
+        return max(1, conv_ffn.STRIP_BYTES // max(1, widest))
 
 
 def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
@@ -150,14 +146,23 @@ def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def patch_stem(in_chans: int, dim: int) -> nn.Sequential:
-    """4×4 patches, then LayerNorm. Pixels beyond the last whole patch are left out."""
-    return nn.Sequential(nn.Conv2d(in_chans, dim, 4, 4), LayerNorm2d(dim, eps=1e-6))
+def patch_stem(in_chans: int, dim: int) -> PatchEmbed:
+    """4×4 patches, then LayerNorm. Patches that the border cuts are filled up with zeros."""
+    norm = functools.partial(LayerNorm2d, eps=1e-6)
+    return PatchEmbed(None, 4, in_chans, dim, norm_layer=norm, flatten=False, dynamic_img_pad=True)
 
 
 def merge(dim_in: int, dim: int) -> nn.Sequential:
     """Patch merging: a 3×3 convolution of stride 2, then BatchNorm."""
     return nn.Sequential(nn.Conv2d(dim_in, dim, 3, 2, padding=1), nn.BatchNorm2d(dim))
+
+
+def project(dim_in: int, dim: int) -> nn.Sequential:
+    """1×1 convolution, BatchNorm, Swish."""
+    return nn.Sequential(nn.Conv2d(dim_in, dim, 1), nn.BatchNorm2d(dim), nn.SiLU())
+
+
+STEMS: dict[str, Callable[[int, int], nn.Module]] = {"conv": conv_stem, "patch": patch_stem}
 
 
 class STViT(Pyramid):
@@ -166,7 +171,7 @@ class STViT(Pyramid):
     ``cells``: the grid sizes of Table I, tokens per side of a super token's cell; 1 attends to all tokens.
     ``border="released"`` computes what the released weights were trained with, ``"exact"`` treats the
     border of the map as one; see :func:`~visualtokens.ops.super_token_association`.
-    ``projection``: channels between the last stage and the pooling, 0 for none.
+    ``projection``: channels between the last stage and the pooling; 0 for a LayerNorm instead.
     For the comparison without convolutions (Table II): ``stem="patch"``, ``convolutions=False``, and
     ``windows``, per stage the side of the grid for which to learn a bias by relative position.
     """
@@ -197,18 +202,19 @@ class STViT(Pyramid):
         drop_paths = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
         stages: list[Stage] = []
         for i, dim in enumerate(channels):
-            window = None if windows is None else (windows[i], windows[i])
+            attention = functools.partial(
+                SuperTokenAttention,
+                dim,
+                heads=heads[i],
+                cell=(cells[i], cells[i]),
+                n_iter=n_iter,
+                border=border,
+                window=None if windows is None else (windows[i], windows[i]),
+            )
             blocks = [
                 Block(
                     dim,
-                    attn=SuperTokenAttention(
-                        dim,
-                        heads=heads[i],
-                        cell=(cells[i], cells[i]),
-                        n_iter=n_iter,
-                        border=border,
-                        window=window,
-                    ),
+                    attn=attention(),
                     expansion=expansion,
                     convolutions=convolutions,
                     layer_scale=layer_scale[i],
@@ -216,16 +222,8 @@ class STViT(Pyramid):
                 )
                 for drop_path in drop_paths[i]
             ]
-            if i > 0:
-                embed = merge(channels[i - 1], dim)
-            else:
-                embed = conv_stem(in_chans, dim) if stem == "conv" else patch_stem(in_chans, dim)
-            stages.append(Stage(embed, blocks, stride=4 if i == 0 else 2, hidden=expansion * dim))
-        final = None
-        if projection:
-            final = nn.Sequential(
-                nn.Conv2d(channels[-1], projection, 1), nn.BatchNorm2d(projection), nn.SiLU()
-            )
+            embed = merge(channels[i - 1], dim) if i > 0 else STEMS[stem](in_chans, dim)
+            stages.append(Stage(embed, blocks, stride=2 if i > 0 else 4, hidden=expansion * dim))
         super().__init__(
             stages,
             channels=channels,
@@ -234,16 +232,13 @@ class STViT(Pyramid):
             num_classes=num_classes,
             global_pool=global_pool,
             drop_rate=drop_rate,
-            final=final,
-            num_features=projection or None,
+            final=project(channels[-1], projection) if projection else LayerNorm2d(channels[-1], eps=1e-6),
+            num_features=projection or channels[-1],
         )
         init_weights(self)
         for module in self.modules():
-            if isinstance(module, Block) and convolutions:
-                # They add to their input, block after block: at the usual size the map would grow 1.7-fold
-                # in each, 60,000-fold in all of stvit_small.
-                for name in ("cpe", "ffn.dwconv"):
-                    nn.init.trunc_normal_(module.get_parameter(f"{name}.weight"), std=0.02)
+            if isinstance(module, Block):
+                module.init_residual_convolutions()
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("position.table")}

@@ -1,4 +1,4 @@
-"""STViT without convolutions (Table II), to compare its attention with Swin's (``swin_iso``)."""
+"""STViT without convolution stem, projection, CPE and ConvFFN, for the comparison with Swin (Table II)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from visualtokens.models.registry import register_family
 from visualtokens.models.stvit import STViT
 
-PLAIN: dict[str, Any] = dict(stem="patch", convolutions=False, projection=0)
-WINDOWS = (7, 7, 14, 7)  # the grids of super tokens at 224²
-NARROW = PLAIN | dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
+ISO: dict[str, Any] = dict(stem="patch", convolutions=False, projection=0)
+RPE: dict[str, Any] = dict(windows=(7, 7, 14, 7))  # of super tokens, for images of 224×224
+NARROW: dict[str, Any] = dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "stvit_iso_96": PLAIN
-    | dict(channels=(96, 192, 384, 768), depths=(2, 2, 6, 2), heads=(3, 6, 12, 24), windows=WINDOWS),
-    "stvit_iso_64": NARROW | dict(windows=WINDOWS),
-    "stvit_iso_64_norpe": NARROW,
+    "stvit_iso_96": ISO | RPE | dict(channels=(96, 192, 384, 768), depths=(2, 2, 6, 2), heads=(3, 6, 12, 24)),
+    "stvit_iso_64": ISO | RPE | NARROW,
+    "stvit_iso_64_norpe": ISO | NARROW,
 }
 
 register_family(
@@ -32,7 +31,7 @@ register_family(
         interpolation="bicubic",
         mean=IMAGENET_DEFAULT_MEAN,
         std=IMAGENET_DEFAULT_STD,
-        first_conv="stages.0.embed.0",
+        first_conv="stages.0.embed.proj",
         classifier="head",
         fixed_input_size=False,
     ),
