@@ -100,6 +100,11 @@ TRAIN = ("train", "--model", "paca_vit_nano", "--data", "digits", "--out", "run"
         (["--overwrite", "--resume"], "overwrite and resume exclude each other"),
         (["--augment", "foto"], "unknown augmentation 'foto'; did you mean 'photo'?"),
         (["--resume"], "nothing to resume: 'run' holds no run"),
+        (["--resume", "atuo"], "--resume must be true or false or 'auto', not 'atuo'"),
+        (["--drop_path", "much"], "--drop_path must be a number or a mapping, not 'much'"),
+        (["--optimizer_args.momentm", "0.9"], "unknown argument of adamw in optimizer_args: 'momentm'"),
+        (["--mixup", "0.8", "--teachr", "x"], "unknown option '--teachr'; did you mean '--teacher'?"),
+        (["--decay_rate", "0.5"], "decay_rate=0.5 has no effect with schedule=cosine; leave it out or give"),
     ],
 )
 def test_mistakes_in_training_options(
@@ -156,6 +161,8 @@ def test_the_command_line_wins_over_the_config_file_wherever_it_stands(vtok: Vto
 def test_a_printed_config_gives_the_same_config(vtok: Vtok, tmp_path: Path) -> None:
     for arguments in (
         (*TRAIN, "--size", "40", "--bf16"),
+        (*TRAIN, "--resume", "auto", "--log", "wandb", "trackio", "--drop_path", '{"paca*": 0.1}'),
+        (*TRAIN, "--resume", "--drop_path", "0.1", "--optimizer_args.betas", "[0.9, 0.95]"),
         ("bench", "a", "b", "--against", "c", "--size", "32x64"),
     ):
         printed = vtok(*arguments, "--print_config")[1]

@@ -103,9 +103,11 @@ def test_ctrl_c_leaves_a_checkpoint_that_works(vtok: Vtok, data: str, tmp_path: 
     assert status == 0
     assert text.startswith("accuracy ")
     done = len((tmp_path / "run" / "log.jsonl").read_text().splitlines())
-    status, _, log = vtok("train", *options, "--epochs", str(done + 1), "--resume")
+    status, _, log = vtok("train", *options, "--epochs", str(done + 1), "--resume", "auto")
     assert status == 0
-    assert log.startswith(f"epoch {done + 1}/{done + 1}: ")
+    first, second = log.splitlines()
+    assert first.startswith("resumed after step ")
+    assert second.startswith(f"epoch {done + 1}/{done + 1}: ")
 
 
 def test_a_second_signal_ends_at_once() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import random
 import subprocess
@@ -19,6 +20,7 @@ from visualtokens.data import (
     ImageDataset,
     Loader,
     Preprocess,
+    Share,
     create_loader,
     open_dataset,
 )
@@ -251,6 +253,60 @@ def test_digits_are_loaded_at_the_models_size() -> None:
 def test_unusable_options(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_loader(Squares(2), PREPROCESS, **{"batch": 2, "train": True} | options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_can_begin_with_any_batch(workers: int) -> None:
+    loader = create_loader(Squares(30), PREPROCESS, batch=4, train=True, workers=workers, augment=EVERYTHING)
+    whole = epoch(loader, 2)
+    for start in (0, 1, 5, 8):
+        loader.set_epoch(2, start=start)
+        assert_equal(list(loader), whole[start:])
+    assert len(loader) == 8, "of a whole epoch"
+    assert_equal(epoch(loader, 2), whole)
+    with pytest.raises(UserError, match="start=9 is not one of the 8 batches"):
+        loader.set_epoch(0, start=9)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_shares_of_a_batch_make_up_the_batch(train: bool, parts: int) -> None:
+    options = dict(batch=12, train=train, augment=EVERYTHING if train else "none")
+    whole = create_loader(Squares(30, bad=frozenset({4})), PREPROCESS, **options)  # type: ignore[arg-type]
+    shares = [
+        create_loader(Squares(30, bad=frozenset({4})), PREPROCESS, share=Share(part, parts), **options)  # type: ignore[arg-type]
+        for part in range(parts)
+    ]
+    assert {len(share) for share in shares} == {len(whole)}
+    for batch, *pieces in zip(whole, *shares, strict=True):
+        assert sorted(torch.cat([piece.index for piece in pieces]).tolist()) == sorted(batch.index.tolist())
+        expected = by_index([batch])
+        for index, image in by_index(pieces).items():
+            assert torch.equal(image, expected[index])
+        assert sum(len(piece.bad) for piece in pieces) == len(batch.bad)
+
+
+def test_a_share_may_be_empty() -> None:
+    loaders = [
+        create_loader(Squares(5), PREPROCESS, batch=4, train=False, share=Share(part, 2)) for part in range(2)
+    ]
+    assert [[len(batch) for batch in loader] for loader in loaders] == [[2, 1], [2, 0]]
+    with pytest.raises(UserError, match="batch=1 is less than one image for each of 2 processes"):
+        create_loader(Squares(5), PREPROCESS, batch=1, train=False, share=Share(0, 2))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_make_no_difference(threads: int) -> None:
+    """Without workers, all threads of torch prepare a batch; also where timm draws from global generators."""
+    augment = dataclasses.replace(EVERYTHING, policy="rand-m9-mstd0.5", erase=0.5)
+    dataset = Squares(40, bad=frozenset({3, 17, 18}))
+    before = torch.get_num_threads()
+    runs = []
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        runs.append(epoch(create_loader(dataset, PREPROCESS, batch=7, train=True, augment=augment)))
+    torch.set_num_threads(before)
+    assert_equal(*runs)
 
 
 def test_negative_epoch() -> None:

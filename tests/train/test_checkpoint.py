@@ -14,8 +14,8 @@ from torch import nn
 
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError
+from visualtokens.tasks.build import build_model, preprocess_for, sized_args
 from visualtokens.train import load_checkpoint, save_checkpoint
-from visualtokens.train.build import build_model, preprocess_for, sized_args
 
 CLASSES = ["cat", "dog", "übergroß"]
 

@@ -1,69 +1,49 @@
-"""Runs: what they leave behind, that they repeat, stop, resume, and refuse."""
+"""Runs: what they leave behind, that they repeat, and how they go wrong."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
-from safetensors.torch import load_file
-from torch import Tensor
+from torch import nn
 
-from visualtokens.data import create_loader, open_dataset
+from tests.train.helpers import Make, history, last_state, lines, same, weights
+from visualtokens.data import Batch, create_loader, open_dataset
 from visualtokens.errors import UserError
-from visualtokens.tasks.classify import Evaluation, evaluate
-from visualtokens.train import Diverged, TrainConfig, load_checkpoint, train
-from visualtokens.train.loop import default_augment
-from visualtokens.train.step import Learner
-
-Make = Callable[..., TrainConfig]
-
-
-def weights(config: TrainConfig) -> dict[str, Tensor]:
-    return load_file(Path(config.out) / "model.safetensors")
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def log(config: TrainConfig) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (Path(config.out) / "log.jsonl").read_text().splitlines()]
-
-
-def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
-    """Send ourselves a signal in the middle of the given step, counted from 0."""
-    learn = Learner.learn
-
-    def learn_and_signal(self: Learner, images: Tensor, labels: Tensor) -> tuple[float, int]:
-        if self.step == step:
-            os.kill(os.getpid(), number)
-        return learn(self, images, labels)
-
-    monkeypatch.setattr(Learner, "learn", learn_and_signal)
+from visualtokens.tasks.classify import Classify, Evaluation, evaluate
+from visualtokens.tasks.task import Loss
+from visualtokens.train import Diverged, load_checkpoint, train
+from visualtokens.train.step import Learner, Taken
+from visualtokens.train.tasks import default_augment
 
 
 def test_a_run_learns_and_leaves_what_it_says(config: Make) -> None:
-    settings = config(epochs=12, lr=2e-3)
+    settings = config(epochs=12, lr=2e-3, log_every=1)
     result = train(settings)
     assert result.history[-1]["loss"] < 0.8 * result.history[0]["loss"]
     assert result.accuracy is not None
     assert result.accuracy > 0.35, "chance is 0.1"
-    assert result.signal is None
+    assert (result.signal, result.skipped, result.unreadable, result.leads) == (None, 0, (), True)
     assert result.seconds > 0
     assert result.images_per_second > 0
+    assert 0 <= result.data_wait < 1
 
-    assert log(settings) == result.history
+    assert history(settings) == result.history
     assert [record["epoch"] for record in result.history] == list(range(1, 13))
     assert set(result.history[0]) == {
-        *("epoch", "lr", "loss", "train_accuracy", "val_loss", "val_accuracy", "images_per_second", "seconds")
+        *("epoch", "lr", "loss", "train_accuracy", "val_loss", "val_accuracy", "skipped"),
+        *("images_per_second", "data_wait", "seconds"),
     }
+    steps = lines(settings, "steps.jsonl")
+    assert [record["step"] for record in steps] == list(range(1, 37))
+    mean = np.mean([record["loss"] for record in steps[-3:]])
+    assert mean == pytest.approx(result.history[-1]["loss"])
 
     checkpoint = load_checkpoint(settings.out)
     val = open_dataset(settings.data, "val")
@@ -75,6 +55,42 @@ def test_a_run_learns_and_leaves_what_it_says(config: Make) -> None:
     assert result.confusion.sum() == len(val) == 40
     assert checkpoint.classes == result.classes == val.classes
     assert checkpoint.config["training"]["epochs"] == 12
+    assert checkpoint.config["task"] == "classify"
+
+
+def test_the_best_epoch_is_kept_beside_the_last(config: Make) -> None:
+    settings = config(epochs=8, lr=2e-3, keep=8)
+    result = train(settings)
+    scores = [record["val_accuracy"] for record in result.history]
+    first_best = scores.index(max(scores)) + 1
+    names = sorted(path.name for path in (Path(settings.out) / "snapshots").iterdir())
+    assert names == [f"epoch_{i:04d}_step_{3 * i:08d}" for i in range(1, 9)]
+    best = f"snapshots/epoch_{first_best:04d}_step_{3 * first_best:08d}"
+    assert same(weights(settings, "best"), weights(settings, best))
+    assert same(weights(settings), weights(settings, f"snapshots/{names[-1]}"))
+    assert result.best == max(scores)
+    by_timm = timm.create_model(f"local-dir:{settings.out}/best", pretrained=True)
+    assert same(dict(by_timm.state_dict()), weights(settings, "best"))
+
+
+def test_only_the_newest_snapshots_are_kept(config: Make) -> None:
+    settings = config(epochs=2, save_every=1, keep=2)
+    train(settings)
+    names = sorted(path.name for path in (Path(settings.out) / "snapshots").iterdir())
+    assert names == ["epoch_0001_step_00000005", "epoch_0002_step_00000006"]
+
+
+def test_the_average_is_judged_and_saved(config: Make) -> None:
+    settings = config(epochs=2, ema=0.9)
+    result = train(settings)
+    state, saved = last_state(settings)
+    assert state.trained is not None
+    assert not same(saved, state.trained)
+    loader = create_loader(
+        open_dataset(settings.data, "val"), load_checkpoint(settings.out).preprocess, batch=32, train=False
+    )
+    again = evaluate(load_checkpoint(settings.out).model, loader, classes=10)
+    assert result.metrics["loss"] == pytest.approx(again.loss)
 
 
 def test_the_same_seed_gives_the_same_weights(config: Make, tmp_path: Path) -> None:
@@ -93,9 +109,9 @@ def test_the_seed_decides_the_order_of_the_images(
 ) -> None:
     seen: list[list[int]] = []
 
-    def look(self: Learner, images: Tensor, labels: Tensor) -> tuple[float, int]:
-        seen.append(labels.tolist())
-        return 1.0, 0
+    def look(self: Learner[Batch], batch: Batch, counts: Sequence[int] | None = None) -> Taken:
+        seen.append(batch.index.tolist())
+        return Taken(len(batch), 1.0, {"accuracy": 0.0})
 
     monkeypatch.setattr(Learner, "learn", look)
     for name, seed in zip("abc", (0, 0, 1), strict=True):
@@ -106,148 +122,56 @@ def test_the_seed_decides_the_order_of_the_images(
     assert first[:3] != first[3:], "a new order every epoch"
 
 
-def test_dropout_is_seeded_too(config: Make, tmp_path: Path) -> None:
-    runs = [config(out=str(tmp_path / n), epochs=1, model_args={"drop_path_rate": 0.5}) for n in "ab"]
+def test_everything_random_is_seeded(config: Make, tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(mixup=0.8, cutmix=1.0, random_erasing=0.5, auto_augment="rand-m9-mstd0.5")
+    runs = [config(out=str(tmp_path / n), epochs=1, drop_path=0.5, **options) for n in "ab"]
     for settings in runs:
         train(settings)
     assert same(weights(runs[0]), weights(runs[1]))
 
 
 def test_workers_change_nothing(config: Make, tmp_path: Path) -> None:
-    alone, helped = config(out=str(tmp_path / "a")), config(out=str(tmp_path / "b"), workers=1)
+    options: dict[str, Any] = dict(mixup=0.8, random_erasing=0.5, auto_augment="rand-m9-mstd0.5")
+    alone = config(out=str(tmp_path / "a"), **options)
+    helped = config(out=str(tmp_path / "b"), workers=2, **options)
     train(alone)
     train(helped)
     assert same(weights(alone), weights(helped))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_after_its_step_with_a_usable_model(
-    config: Make, monkeypatch: pytest.MonkeyPatch, number: int
+def break_loss(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:
+    """Make the loss not a number at these steps, counted from 0."""
+    loss, calls = Classify.loss, iter(range(1000))
+
+    def broken(self: Classify, model: nn.Module, batch: Batch, *, rng: np.random.Generator) -> Loss:
+        found = loss(self, model, batch, rng=rng)
+        return Loss(found.value * torch.nan, found.sums) if next(calls) in steps else found
+
+    monkeypatch.setattr(Classify, "loss", broken)
+
+
+def test_a_step_that_is_not_finite_is_skipped_counted_and_told(
+    config: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = config(epochs=50)
-    handler = signal.getsignal(number)
-    signal_at(monkeypatch, step=4, number=number)  # the second of three steps of epoch 2
+    break_loss(monkeypatch, [1, 4])
+    settings = config(epochs=2)
     result = train(settings)
-    assert result.signal == number
-    assert len(result.history) == len(log(settings)) == 1
-    assert result.accuracy == result.history[0]["val_accuracy"]
-    assert signal.getsignal(number) == handler
-    state = torch.load(Path(settings.out) / "state.pt", weights_only=True)
-    assert state["step"] == 3, "the state is that after the last whole epoch"
-    assert not same(weights(settings), state["model"]), "the model has the step that the signal fell into"
-    assert load_checkpoint(settings.out).classes
+    assert result.skipped == 2
+    assert [record["skipped"] for record in result.history] == [1, 1]
+    assert "skipped a step: the loss is nan at step 2 " in caplog.text
+    assert all(torch.isfinite(w).all() for w in weights(settings).values())
+    assert [record["step"] for record in lines(settings, "steps.jsonl")] == [2, 5]
+    assert last_state(settings)[0].step == 6, "the schedule keeps its pace"
 
 
-def test_a_signal_in_the_first_epoch_leaves_a_usable_model(
+def test_steps_that_stay_not_finite_end_the_run_and_save_nothing_of_it(
     config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config()
-    signal_at(monkeypatch, step=0)
-    result = train(settings)
-    assert result.history == []
-    assert result.accuracy is None
-    assert load_checkpoint(settings.out).classes
-
-
-def test_a_signal_during_validation_keeps_the_epoch(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = config(epochs=3)
-    signal_at(monkeypatch, step=2)  # the last step of epoch 1: the epoch is whole, validation is left out
-    result = train(settings)
-    assert result.signal == signal.SIGINT
-    assert [record["val_accuracy"] for record in result.history] == [None]
-    assert torch.load(Path(settings.out) / "state.pt", weights_only=True)["epoch"] == 1
-
-
-@pytest.mark.parametrize("step", [1, 4, 5])  # in epoch 1, in epoch 2, in the last step of epoch 2
-def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
-    config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int
-) -> None:
-    args = dict(epochs=3, model_args={"drop_path_rate": 0.3}, lr=2e-3)
-    whole, broken = config(out=str(tmp_path / "whole"), **args), config(out=str(tmp_path / "broken"), **args)
-    reference = train(whole)
-    with monkeypatch.context() as patch:
-        signal_at(patch, step=step)
-        assert train(broken).signal == signal.SIGINT
-    result = train(config(out=broken.out, resume=True, **args))
-    assert same(weights(whole), weights(broken))
-    assert [r["loss"] for r in log(broken)] == [r["loss"] for r in log(whole)]
-    assert result.accuracy == reference.accuracy
-    assert len(result.history) == 3
-
-
-def test_resuming_a_finished_run_judges_it_again_and_changes_nothing(config: Make) -> None:
-    first = train(config())
-    before = weights(config())
-    again = train(config(resume=True))
-    assert again.accuracy == first.accuracy
-    assert again.history == first.history
-    assert same(weights(config()), before)
-
-
-def test_more_epochs_go_on_from_the_end(config: Make) -> None:
-    train(config(epochs=1))
-    result = train(config(epochs=2, resume=True))
-    assert [record["epoch"] for record in result.history] == [1, 2]
-
-
-def test_a_folder_that_holds_a_run_is_refused_unless_told(config: Make) -> None:
-    train(config(epochs=1))
-    before = weights(config())
-    with pytest.raises(UserError, match="already holds a run; give --resume, --overwrite or another --out"):
-        train(config(epochs=1, seed=1))
-    assert same(weights(config()), before)
-    train(config(epochs=1, seed=1, overwrite=True))
-    assert not same(weights(config()), before)
-    assert len(log(config())) == 1
-
-
-def test_overwriting_leaves_nothing_of_the_old_run(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(config(epochs=1))
-    signal_at(monkeypatch, step=0)
-    train(config(epochs=1, overwrite=True))  # ends before it has a state or a log of its own
-    assert sorted(path.name for path in Path(config().out).iterdir()) == ["config.json", "model.safetensors"]
-
-
-def test_a_mistake_in_the_options_does_not_cost_the_old_run(config: Make) -> None:
-    train(config(epochs=1))
-    before = weights(config())
-    for mistake in ({"model": "paca_vit_nan"}, {"data": "digit"}, {"augment": "foto"}, {"device": "gpu"}):
-        with pytest.raises(UserError, match=r"^unknown "):
-            train(config(overwrite=True, **mistake))
-    assert same(weights(config()), before)
-
-
-def test_resume_refuses_other_settings_and_empty_folders(config: Make) -> None:
-    with pytest.raises(UserError, match="nothing to resume"):
-        train(config(resume=True))
-    train(config(epochs=1, lr=1e-3))
-    with pytest.raises(UserError, match=r"has lr=0\.001, not 0\.002"):
-        train(config(epochs=1, lr=2e-3, resume=True))
-
-
-def test_a_damaged_state_is_refused(config: Make) -> None:
-    train(config(epochs=1))
-    state = Path(config().out) / "state.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(UserError, match=r"state\.pt cannot be read.*--overwrite"):
-        train(config(resume=True))
-
-
-def test_out_that_is_a_file(config: Make, tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("mine")
-    with pytest.raises(UserError, match="is a file; give a folder"):
-        train(config())
-    assert (tmp_path / "run").read_text() == "mine"
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(config: Make) -> None:
     train(config(epochs=1))
     good = weights(config())
-    nan = torch.tensor(torch.nan)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("visualtokens.train.step.loss_of", lambda *args, **options: nan)
-        with pytest.raises(Diverged, match=r"the loss is nan at step 4 .*lower lr"):
-            train(config(epochs=2, resume=True))
+    break_loss(monkeypatch, range(100))
+    with pytest.raises(Diverged, match=r"the loss is nan at step 6 .*last of 3 such steps.*lower lr"):
+        train(config(epochs=2, resume=True, max_bad_steps=3, save_every=1))
     assert same(weights(config()), good)
 
 
@@ -257,16 +181,16 @@ def test_a_validation_that_is_not_finite_keeps_the_good_checkpoint(
     train(config(epochs=1))
     good = weights(config())
     broken = Evaluation(0.1, float("nan"), torch.zeros(10, 10), 40, ())
-    monkeypatch.setattr("visualtokens.train.loop.evaluate", lambda *args, **options: broken)
-    with pytest.raises(Diverged, match="the validation loss is nan at step 6 "):
+    monkeypatch.setattr(Classify, "evaluate", lambda *args, **options: broken)
+    with pytest.raises(Diverged, match="the loss in validation is nan at step 6"):
         train(config(epochs=2, resume=True))
     assert same(weights(config()), good)
-    assert len(log(config())) == 1
+    assert len(history(config())) == 1
 
 
 def test_a_real_divergence_is_told_with_its_step(config: Make) -> None:
-    with pytest.raises(Diverged, match=r"at step 2 "):
-        train(config(lr=1e20, min_lr=1e20, warmup_epochs=0))
+    with pytest.raises(Diverged, match=r"at step \d+ |after step \d+ "):
+        train(config(lr=1e20, min_lr=1e20, warmup_epochs=0, max_bad_steps=2))
     assert not (Path(config().out) / "model.safetensors").exists()
 
 
@@ -278,6 +202,7 @@ def test_mixed_precision_and_channels_last_train(config: Make) -> None:
 
 
 def make_folder(root: Path, *, good: int, bad: int) -> str:
+    """Two classes of ``good`` images in each split, and as many bad ones to train on."""
     for split in ("train", "val"):
         for name in ("dark", "light"):
             folder = root / split / name
@@ -290,12 +215,19 @@ def make_folder(root: Path, *, good: int, bad: int) -> str:
     return f"folder:{root}"
 
 
-def test_unreadable_images_are_named_once(config: Make, tmp_path: Path) -> None:
+def test_unreadable_images_are_counted_and_named_once(config: Make, tmp_path: Path) -> None:
+    """1 % of them."""
+    data = make_folder(tmp_path / "data", good=198, bad=2)
+    result = train(config(data=data, augment=None, batch=50, epochs=2))
+    folder = tmp_path / "data" / "train" / "dark"
+    assert {bad.path for bad in result.unreadable} == {str(folder / f"broken{i}.png") for i in range(2)}
+    assert len(result.unreadable) == 2
+
+
+def test_a_step_without_images_counts(config: Make, tmp_path: Path) -> None:
     data = make_folder(tmp_path / "data", good=20, bad=1)
-    result = train(config(data=data, augment=None, batch=1, epochs=2))
-    assert [Path(bad.path).name for bad in result.unreadable] == ["broken0.png"]
-    state = torch.load(Path(config().out) / "state.pt", weights_only=True)
-    assert state["step"] == 42, "a step without images counts, so the schedule keeps its pace"
+    train(config(data=data, augment=None, batch=1, epochs=1))
+    assert last_state(config())[0].step == 21, "so the schedule keeps its pace"
 
 
 def test_too_many_unreadable_images_end_the_run(config: Make, tmp_path: Path) -> None:
@@ -305,6 +237,7 @@ def test_too_many_unreadable_images_end_the_run(config: Make, tmp_path: Path) ->
     ):
         train(config(data=data))
     assert not (Path(config().out) / "model.safetensors").exists()
+    assert len(train(config(data=data, overwrite=True, max_bad_images=0.1, epochs=1)).unreadable) == 4
 
 
 def test_a_single_class_is_refused(config: Make, tmp_path: Path) -> None:
@@ -329,5 +262,5 @@ def test_progress_goes_to_stderr_and_only_if_wanted(config: Make, capsys: pytest
     train(config(epochs=1, overwrite=True), progress=True)
     captured = capsys.readouterr()
     assert captured.out == ""
-    for word in ("epoch 1", "loss", "accuracy", "images/s"):
+    for word in ("epoch 1", "loss", "accuracy", "images/s", "3/3"):
         assert word in captured.err

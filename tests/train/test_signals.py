@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from visualtokens.train.signals import SIGNALS, Stop, Stopped, catch_signals
+from visualtokens.train.signals import SIGNALS, Stop, catch_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -26,22 +26,14 @@ def test_handlers_come_back_even_after_an_error() -> None:
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_watch_gives_items_until_a_stop_is_asked_for() -> None:
-    with catch_signals() as stop:
-        items = stop.watch(range(5))
-        assert [next(items), next(items)] == [0, 1]
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(Stopped):
-            next(items)
-    assert list(Stop().watch(range(5))) == [0, 1, 2, 3, 4]
-
-
-def test_a_stop_during_the_last_item_does_not_undo_it() -> None:
-    with catch_signals() as stop:
-        for item in stop.watch(range(3)):
-            if item == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-    assert stop.signal == signal.SIGINT
+def test_processes_agree_to_stop_if_one_was_asked_to() -> None:
+    asked, other = Stop(), Stop()
+    asked.signal = signal.SIGTERM
+    told = [stop.signal or 0 for stop in (asked, other)]
+    assert asked.agree(told)
+    assert other.agree(told)
+    assert other.signal == signal.SIGTERM
+    assert not Stop().agree([0, 0])
 
 
 def test_another_thread_may_train_without_touching_signals() -> None:

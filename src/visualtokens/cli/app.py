@@ -23,6 +23,7 @@ VERBS = {
     "explain": "Draw which regions of an image a checkpoint's answer rests on.",
     "models": "List the models of this library with their size.",
     "bench": "Measure the speed and memory of models, side by side on this machine.",
+    "reduce": "Make a vision transformer faster by giving it fewer tokens, and see what that costs.",
     "papers": "Show the papers' published figures beside what this library computes.",
     "demo": "Train, evaluate and explain a small model on real digits, and write a report.",
 }
@@ -80,7 +81,8 @@ def _run(name: str, arguments: list[str]) -> int:
         return int(finished.code or 0)
     with _log_to_stderr():
         result = verb.run(config)
-    _print(result, as_json=as_json)
+    if not result.silent:
+        _print(result, as_json=as_json)
     return result.code
 
 

@@ -41,8 +41,13 @@ def _unrecognized(arguments: Sequence[str], options: Sequence[str]) -> UserError
 def _wrong_value(name: str, value: str, hint: Any) -> UserError:
     if get_origin(hint) is Literal:
         return unknown(f"--{name}", value, map(str, get_args(hint)))
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
-    if get_origin(hint) is dict:
-        kinds = [dict]
-    expected = " or ".join(_WORDS.get(kind, str(kind)) for kind in kinds)
+    several = () if get_origin(hint) is dict else get_args(hint)
+    expected = " or ".join(_word(kind) for kind in several or (hint,) if kind is not NoneType)
     return UserError(f"--{name} must be {expected}, not {value!r}")
+
+
+def _word(kind: Any) -> str:
+    """What a value of this type is to a person."""
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    return _WORDS.get(get_origin(kind) or kind, str(kind))

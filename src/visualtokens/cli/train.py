@@ -15,38 +15,45 @@ if TYPE_CHECKING:
 
 def run(config: TrainConfig) -> Result:
     """Train. Ends with 128 + the number of the signal that stopped it, if one did."""
-    from visualtokens.train import Diverged, train
+    from visualtokens.train import CannotSave, Diverged, train
 
     try:
         result = train(config)
-    except Diverged as error:
+    except (CannotSave, Diverged) as error:
         raise Failure(str(error)) from error
-    warn_unreadable(result.unreadable)
+    if result.leads:
+        warn_unreadable(result.unreadable)
     document = {
         "out": result.out,
         "classes": result.classes,
         "accuracy": result.accuracy,
+        "best": result.best,
+        "metrics": result.metrics,
         "confusion": None if result.confusion is None else result.confusion.tolist(),
         "history": result.history,
         "seconds": result.seconds,
         "images_per_second": result.images_per_second,
+        "data_wait": result.data_wait,
+        "skipped": result.skipped,
         "unreadable": unreadable_as_json(result.unreadable),
         "signal": result.signal,
     }
     code = 0 if result.signal is None else 128 + result.signal
-    return Result(_text(config, result), document, code)
+    return Result(_text(config, result), document, code, silent=not result.leads)
 
 
 def _text(config: TrainConfig, result: TrainResult) -> str:
     epochs = len(result.history)
-    judged = "not evaluated yet" if result.accuracy is None else f"accuracy {result.accuracy:.1%}"
+    score = result.metrics.get(result.score)
+    judged = "not evaluated yet" if score is None else f"{result.score} {score:.1%}"
     lines = [
         f"{config.model}: {judged} after {epochs} of {config.epochs} epochs "
-        f"({result.seconds:.0f} s, {result.images_per_second:.0f} images/s)",
+        f"({result.seconds:.0f} s, {result.images_per_second:.0f} images/s, "
+        f"{result.data_wait:.1%} of the time waiting for images)",
         f"saved in {result.out}; try: vtok eval --checkpoint {quote(result.out)} --data {quote(config.data)}",
     ]
     if result.signal is not None:
-        lines.append("stopped early; the same command with --resume goes on from the last whole epoch")
+        lines.append("stopped early; the same command with --resume goes on from where it stopped")
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ class Result:
     text: str
     document: dict[str, Any]
     code: int = 0  # the exit code
+    silent: bool = False  # another process prints it
 
 
 @dataclass(frozen=True)

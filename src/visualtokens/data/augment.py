@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
+from visualtokens.data.policy import check_policy, eraser, policy_transform
 from visualtokens.data.preprocess import Box, Preprocess
+from visualtokens.data.randomness import seeded_globals
 from visualtokens.errors import UserError, unknown
 
 Range = tuple[float, float]
@@ -33,6 +36,9 @@ class Augment:
     contrast: float = 0.0
     saturation: float = 0.0
     hue: float = 0.0  # share of the colour circle, to either side, at most 0.5
+    shift: int = 0  # whole pixels of the model's size, to either side; what it uncovers is black
+    policy: str | None = None  # of timm: rand-m9-mstd0.5-inc1, original (AutoAugment), augmix-m3
+    erase: float = 0.0  # probability that a rectangle is replaced by noise
 
     def __post_init__(self) -> None:
         if self.crop_area is not None and not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
@@ -42,16 +48,30 @@ class Augment:
             if not 0 < low <= high:
                 raise UserError(f"{name}={(low, high)} is not a range of positive factors, low to high")
         limits = {"flip": 1.0, "rotate": 180.0, "translate": 1.0, "brightness": 1.0, "contrast": 1.0}
-        for name, limit in (limits | {"saturation": 1.0, "hue": 0.5}).items():
+        for name, limit in (limits | {"saturation": 1.0, "hue": 0.5, "erase": 1.0}).items():
             if not 0 <= getattr(self, name) <= limit:
                 raise UserError(f"{name}={getattr(self, name)} is not between 0 and {limit:g}")
+        if self.shift < 0:
+            raise UserError(f"shift={self.shift} is negative; give a number of pixels")
+        if self.policy is not None:
+            check_policy(self.policy)
 
     def __call__(self, image: Image.Image, preprocess: Preprocess, rng: np.random.Generator) -> Image.Image:
-        """An RGB image, changed at random, at the model's size."""
+        """An RGB image, changed at random, at the model's size. Noise comes later: see :meth:`add_noise`."""
         image = preprocess.resize(image, self._box(image, preprocess, rng))
         if self.flip and rng.random() < self.flip:
             image = functional.horizontal_flip(image)
-        return self._recolour(self._move(image, rng), rng)
+        image = self._recolour(self._move(self._shift(image, rng), rng), rng)
+        if self.policy is None:
+            return image
+        with seeded_globals(rng):
+            return policy_transform(self.policy, min(preprocess.size), preprocess.mean)(image)
+
+    def add_noise(self, image: Tensor, rng: np.random.Generator) -> None:
+        """Erase a rectangle of the normalised ``image (3, H, W)``, in place, as often as ``erase`` says."""
+        if self.erase:
+            with seeded_globals(rng):
+                eraser(self.erase)(image)
 
     def _box(self, image: Image.Image, preprocess: Preprocess, rng: np.random.Generator) -> Box:
         width, height = image.size
@@ -66,6 +86,12 @@ class Augment:
         left, top = rng.uniform(0, 1) * (width - across * fit), rng.uniform(0, 1) * (height - down * fit)
         left, top = max(left, 0.0), max(top, 0.0)
         return left, top, min(left + across * fit, width), min(top + down * fit, height)
+
+    def _shift(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        if not self.shift:
+            return image
+        left, top = (int(n) for n in rng.integers(-self.shift, self.shift, size=2, endpoint=True))
+        return image.crop((left, top, left + image.width, top + image.height))
 
     def _move(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         if not self.rotate and not self.translate and self.scale == (1.0, 1.0):
@@ -97,6 +123,8 @@ PRESETS = {
     "none": Augment(),
     "digits": Augment(rotate=10, translate=0.1, scale=(0.9, 1.1)),
     "photo": Augment(crop_area=(0.25, 1.0), flip=0.5),
+    "imagenet": Augment(crop_area=(0.08, 1.0), flip=0.5),  # as ImageNet is trained on everywhere
+    "cifar": Augment(shift=4, flip=0.5),
 }
 
 

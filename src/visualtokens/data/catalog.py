@@ -9,10 +9,12 @@ from visualtokens.data.arrays import NpzImages
 from visualtokens.data.base import ImageDataset, Split
 from visualtokens.data.digits import Digits
 from visualtokens.data.folder import ImageFolder
+from visualtokens.data.hub import HubImages
 from visualtokens.data.scenes import DigitScenes
+from visualtokens.data.shards import TarShards
 from visualtokens.errors import UserError, unknown
 
-KINDS = ("digits", "digit_scenes", "folder", "npz")
+KINDS = ("digits", "digit_scenes", "folder", "npz", "wds", "hfds")
 
 
 def open_dataset(spec: str, split: Split, *, seed: int = 0) -> ImageDataset:
@@ -24,6 +26,8 @@ def open_dataset(spec: str, split: Split, *, seed: int = 0) -> ImageDataset:
     ``digit_scenes:96x160`` the same, 96 high and 160 wide
     ``folder:/path``        ``/path/train/<class>/*.jpg`` and ``/path/val/<class>/*.jpg``
     ``npz:/path/file.npz``  uint8 arrays, see :class:`~visualtokens.data.arrays.NpzImages`
+    ``wds:/path``           tar shards, see :class:`~visualtokens.data.shards.TarShards`
+    ``hfds:name``           of the Hugging Face Hub, see :class:`~visualtokens.data.hub.HubImages`
     ======================  =================================================================
 
     ``seed`` decides which scenes ``digit_scenes`` makes; nothing in the other datasets is random.
@@ -35,12 +39,16 @@ def open_dataset(spec: str, split: Split, *, seed: int = 0) -> ImageDataset:
         return Digits(split)
     if kind == "digit_scenes":
         return DigitScenes(split, size=_size(spec, rest) if rest else (128, 128), seed=seed)
-    if kind in ("folder", "npz") and not rest:
+    if kind in KINDS and not rest:
         raise UserError(f"{spec!r} names no path; write '{kind}:/path'")
     if kind == "folder":
         return ImageFolder(rest, split)
     if kind == "npz":
         return NpzImages(rest, split)
+    if kind == "wds":
+        return TarShards(rest, split)
+    if kind == "hfds":
+        return HubImages(rest, split)
     if Path(spec).expanduser().exists():
         prefix = "npz" if spec.endswith(".npz") else "folder"
         raise UserError(f"{spec!r} is a path without its kind; write '{prefix}:{spec}'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -60,10 +61,15 @@ def read_image(path: str | Path) -> Image.Image:
     Of several frames the first is taken, and transparency is laid on white. An image of more than 64
     megapixels is refused from its header, before any of it is decoded.
     """
-    file, name = Path(path), str(path)
+    return decode_image(Path(path), str(path))
+
+
+def decode_image(source: Path | BinaryIO, name: str) -> Image.Image:
+    """What :func:`read_image` gives, from a file or from bytes that ``name`` tells people about."""
     try:
-        _check_file(file, name)
-        with Image.open(file, formats=FORMATS) as image:
+        if isinstance(source, Path):
+            _check_file(source, name)
+        with Image.open(source, formats=FORMATS) as image:
             _check_pixels(image, name)
             image.load()
             rgb = as_rgb(_upright(image))

@@ -18,14 +18,12 @@ from torch import Tensor, nn
 
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError
-from visualtokens.train.build import build_model, preprocess_for, timm_cfg
+from visualtokens.tasks.build import FIRST_WEIGHTS, build_model, describe_classifier, preprocess_for
 from visualtokens.train.files import write_atomically
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-FIRST_WEIGHTS = "init_from"  # reads another file: nothing that a checkpoint may ask for
-# Of timm's pretrained_cfg; the rest tells of somebody else's weights: where they are, their labels, licence.
-_DESCRIBES_MODEL = ("interpolation", "pool_size", "first_conv", "classifier", "fixed_input_size")
+PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 
 
 @dataclass(frozen=True)
@@ -54,30 +52,21 @@ def save_checkpoint(
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    cfg = timm_cfg(model)
-    kept = {name: cfg[name] for name in _DESCRIBES_MODEL if name in cfg}
-    config = {
-        "architecture": cfg["architecture"],
-        "num_classes": len(classes),
-        "num_features": model.num_features,
-        "label_names": list(classes),
-        "model_args": {name: value for name, value in model_args.items() if name != FIRST_WEIGHTS},
-        "pretrained_cfg": kept | _describe(preprocess) | {"num_classes": len(classes)},
-        "training": dict(training),
-    }
+    config = describe_classifier(model, classes=classes, preprocess=preprocess, model_args=model_args)
     weights = plain_weights(model)
-    write_atomically(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
-    write_atomically(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2)))
+    write_atomically(folder / WEIGHTS, lambda path: write_weights(path, weights))
+    write_atomically(folder / CONFIG, lambda path: write_config(path, config | {"training": dict(training)}))
 
 
-def _describe(preprocess: Preprocess) -> dict[str, Any]:
-    """The preprocessing in timm's words."""
-    return {
-        "input_size": (3, *preprocess.size),
-        "mean": preprocess.mean,
-        "std": preprocess.std,
-        "crop_pct": preprocess.crop,
-    }
+def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(weights, path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors lets nobody but the owner read
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -102,9 +91,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         cfg=config.get("pretrained_cfg", {}),
     )
     try:
-        model.load_state_dict(load_file(folder / WEIGHTS))
-    except SafetensorError as error:
-        raise UserError(f"{folder / WEIGHTS} is damaged: {error}") from error
+        model.load_state_dict(read_weights(folder))
     except RuntimeError as error:  # names or shapes that the architecture does not have
         raise UserError(f"{folder / WEIGHTS} does not fit {architecture!r}: {_one_line(error)}") from error
     classes = [str(name) for name in config.get("label_names", range(count))]
@@ -113,17 +100,28 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(model.eval(), classes, preprocess_for(model), config)
 
 
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of ``model.safetensors``."""
+    try:
+        return load_file(folder / WEIGHTS)
+    except SafetensorError as error:
+        raise UserError(f"{folder / WEIGHTS} is damaged: {error}") from error
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """What ``config.json`` of a checkpoint holds, or an error that says what the folder lacks."""
     wanted = f"a checkpoint is a folder with {WEIGHTS} and {CONFIG}, as `vtok train --out` writes it"
     if folder.is_file():
-        refusal = ", and pickled ones are not loaded because they can run any code"
-        pickled = folder.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
-        raise UserError(f"checkpoint {str(folder)!r} is a file; {wanted}{refusal if pickled else ''}")
+        if folder.suffix in PICKLED:
+            raise _pickled(folder)
+        raise UserError(f"checkpoint {str(folder)!r} is a file; {wanted}")
     if not folder.is_dir():
         raise UserError(f"checkpoint {str(folder)!r} does not exist; {wanted}")
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
+            pickled = next((file for file in sorted(folder.iterdir()) if file.suffix in PICKLED), None)
+            if name == WEIGHTS and pickled:
+                raise _pickled(pickled)
             raise UserError(f"checkpoint {str(folder)!r} has no {name}; {wanted}")
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -132,6 +130,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UserError(f"{folder / CONFIG} does not hold a JSON object")
     return config
+
+
+def _pickled(file: Path) -> UserError:
+    return UserError(
+        f"{str(file)!r} is pickled, and pickled ones are not loaded because they can run any code; convert "
+        "it once: import timm, visualtokens; model = timm.create_model(NAME, num_classes=COUNT, "
+        f"checkpoint_path={str(file)!r}); timm.models.save_for_hf(model, FOLDER, safe_serialization=True)"
+    )
 
 
 def _one_line(error: Exception) -> str:

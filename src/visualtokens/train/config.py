@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
-from visualtokens.errors import UserError
+from visualtokens.train.config_checks import check, default_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Train an image classifier and save it as a folder that timm, ``vtok eval`` and others can load."""
+    """Train a model and save it as a folder that timm, ``vtok eval`` and others can load."""
 
     model: str
     """Name of the model: one of `vtok models`, or any other model of timm."""
 
     data: str
-    """Images to learn from: digits, digit_scenes, folder:PATH or npz:FILE."""
+    """Images to learn from: digits, digit_scenes, folder:PATH, npz:FILE, wds:PATH or hfds:NAME."""
 
     out: str
     """Folder for the result: the model, its settings, the log, and what is needed to resume."""
+
+    task: str = "classify"
+    """What to learn: classify (one label per image)."""
+
+    init: str | None = None
+    """Checkpoint folder whose weights to start from; a head for other classes starts anew."""
 
     epochs: int = 10
     """How many times to go through the training images."""
@@ -29,35 +34,89 @@ class TrainConfig:
     """Start of every random choice; the same seed gives the same model on the same machine."""
 
     batch: int = 64
-    """Images per step."""
+    """Images per step, of all processes together."""
+
+    accumulate: int = 1
+    """Pieces in which each process works through its images of a step; more need less memory."""
 
     size: int | None = None
     """Side of the square images the model sees, in pixels; by default the model's own input size."""
 
     augment: str | None = None
-    """How training images are varied: none, digits or photo.
+    """How training images are varied: none, digits, photo, imagenet or cifar.
     By default digits for digits, else photo."""
 
-    lr: float = 1e-3
-    """Highest learning rate of AdamW; it falls along half a cosine."""
+    auto_augment: str | None = None
+    """Policy of timm on top of that, such as rand-m9-mstd0.5-inc1, original or augmix-m3."""
 
-    min_lr: float = 1e-6
-    """Learning rate at the start of the warm-up and at the very end."""
+    random_erasing: float = 0.0
+    """Share of the training images of which a rectangle becomes noise."""
 
-    warmup_epochs: float | None = None
-    """Epochs in which the learning rate rises; by default a tenth of all, at most 5."""
+    mixup: float = 0.0
+    """Blend pairs of images by Mixup with this parameter; 0 does not."""
 
-    weight_decay: float = 0.05
-    """Decay of the weights; biases, norms and what the model exempts are left alone."""
+    cutmix: float = 0.0
+    """Paste a part of one image into another by CutMix with this parameter; 0 does not."""
 
     label_smoothing: float = 0.1
     """How much of each label is spread over the other classes."""
 
+    teacher: str | None = None
+    """Model to learn from besides the labels: a checkpoint folder, or a model of timm with its weights."""
+
+    distill: float | None = None
+    """Weight of the teacher's answers in the loss; the labels have the rest. By default 0.5."""
+
+    distill_temperature: float | None = None
+    """How much to soften both answers before they are compared; by default 1, which does not."""
+
+    optimizer: str = "adamw"
+    """Optimizer, by its name in timm: adamw, nesterov (SGD), rmsproptf, lamb and others."""
+
+    optimizer_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer, such as --optimizer_args.momentum 0.9."""
+
+    lr: float = 1e-3
+    """Highest learning rate."""
+
+    schedule: Literal["cosine", "step"] = "cosine"
+    """How the learning rate falls after the warm-up: along half a cosine, or in steps."""
+
+    min_lr: float | None = None
+    """Learning rate at the very end of the cosine; by default 1e-6, or a tenth of lr if that is less."""
+
+    decay_epochs: float | None = None
+    """Epochs between two steps of the learning rate, for --schedule step; by default 30."""
+
+    decay_rate: float | None = None
+    """Factor of each such step; by default 0.1."""
+
+    warmup_epochs: float | None = None
+    """Epochs in which the learning rate rises; by default a tenth of all, at most 5."""
+
+    warmup_lr: float | None = None
+    """Learning rate at the start of the warm-up; by default 1e-6, or a tenth of lr if that is less."""
+
+    weight_decay: float = 0.05
+    """Decay of the weights; biases, norms and what the model exempts are left alone."""
+
+    layer_decay: float | None = None
+    """Factor of the learning rate from each layer to the one before it, to fine-tune."""
+
     clip: float = 1.0
     """Largest norm of the gradient, larger ones are scaled down; 0 clips nothing."""
 
+    ema: float | None = None
+    """Decay of a running average of the weights, such as 0.9999; it is what is judged and saved."""
+
+    drop_path: float | dict[str, float] | None = None
+    """Stochastic depth: a rate, or rates by patterns of model names, of which the first that fits counts."""
+
+    model_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the model, such as --model_args.drop_rate 0.2."""
+
     workers: int = 0
-    """Processes that prepare images; 0 prepares them in the training process."""
+    """Processes that prepare images, for each process that trains; 0 prepares them there."""
 
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
@@ -68,36 +127,50 @@ class TrainConfig:
     channels_last: bool = False
     """Keep images and convolutions in channels-last memory order, which is often faster."""
 
-    model_args: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the model, such as --model_args.drop_path_rate 0.1."""
+    compile: bool = False
+    """Compile the model with torch.compile; the first steps then take minutes."""
+
+    sync_bn: bool = False
+    """Let BatchNorm see the images of all processes; needs GPUs if there are several."""
+
+    save_every: int | None = None
+    """Steps between two snapshots to resume from; by default one after every epoch."""
+
+    keep: int = 1
+    """How many snapshots to keep, the newest ones."""
+
+    max_bad_steps: int = 10
+    """How many steps in a row may be skipped because loss or gradient is not finite."""
+
+    max_bad_images: float = 0.05
+    """Share of the images that may turn out unreadable before the run stops."""
+
+    log: list[str] = field(default_factory=list)
+    """Where to log besides log.jsonl and steps.jsonl: tensorboard, trackio, wandb."""
+
+    log_every: int = 50
+    """Steps between two records in steps.jsonl and in those."""
 
     overwrite: bool = False
     """Replace a run that the folder already holds."""
 
-    resume: bool = False
-    """Continue the run that the folder holds, from its last whole epoch. Give the other options again."""
+    resume: bool | Literal["auto"] = False
+    """Go on with the run in the folder, from its last snapshot; give the other options again.
+    With auto, start if there is none yet."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch"):
-            _require(self, name, getattr(self, name) >= 1, "at least 1")
-        _require(self, "size", self.size is None or self.size >= 1, "at least 1")
-        for name in ("seed", "workers"):
-            _require(self, name, getattr(self, name) >= 0, "at least 0")
-        _require(self, "lr", 0 < self.lr < math.inf, "more than 0")
-        for name in ("min_lr", "weight_decay", "clip"):
-            _require(self, name, 0 <= getattr(self, name) < math.inf, "at least 0")
-        _require(self, "min_lr", self.min_lr <= self.lr, f"at most the learning rate, lr={self.lr}")
-        _require(self, "label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and less than 1")
-        _require(self, "warmup_epochs", 0 <= self.warmup <= self.epochs, f"from 0 to epochs={self.epochs}")
-        if self.overwrite and self.resume:
-            raise UserError("overwrite and resume exclude each other; give one of them")
+        check(self)
 
     @property
     def warmup(self) -> float:
         """Epochs of warm-up, with the default filled in."""
         return min(5.0, self.epochs / 10) if self.warmup_epochs is None else self.warmup_epochs
 
+    def given(self, name: str) -> bool:
+        """Whether the option differs from its default."""
+        return bool(getattr(self, name) != default_of(self, name))
 
-def _require(config: TrainConfig, name: str, holds: bool, bounds: str) -> None:
-    if not holds:
-        raise UserError(f"{name}={getattr(config, name)} must be {bounds}")
+    @classmethod
+    def names(cls) -> list[str]:
+        """Of all options."""
+        return [each.name for each in fields(cls)]

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from tqdm import tqdm
-
-from visualtokens.data import BadImages, Batch, Loader
-from visualtokens.train.signals import Stop, Stopped
-from visualtokens.train.step import Learner
-
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+from visualtokens.data import BadImages
+from visualtokens.tasks.task import E, ExampleLoader
+from visualtokens.train.distributed import Team
+from visualtokens.train.progress import Progress
+from visualtokens.train.signals import Stop
+from visualtokens.train.step import Learner, Taken
 
 
 @dataclass
 class EpochStats:
-    """What an epoch came to; ``finished`` is false when a signal ended it early."""
+    """What an epoch has come to so far, over all processes."""
 
+    steps: int = 0
     images: int = 0
-    correct: int = 0
     loss_sum: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    skipped: int = 0  # steps of which something was not finite
     seconds: float = 0.0
-    finished: bool = True
+    waited: float = 0.0  # of these, for images
 
     @property
     def loss(self) -> float:
@@ -30,48 +32,69 @@ class EpochStats:
         return self.loss_sum / max(self.images, 1)
 
     @property
-    def accuracy(self) -> float:
+    def means(self) -> dict[str, float]:
         """Of the varied images, each judged before the step that learned from it."""
-        return self.correct / max(self.images, 1)
+        return {name: total / max(self.images, 1) for name, total in self.sums.items()}
 
     @property
     def images_per_second(self) -> float:
         return self.images / max(self.seconds, 1e-9)
 
+    @property
+    def data_wait(self) -> float:
+        """Share of the time in which the model had to wait for images."""
+        return self.waited / max(self.seconds, 1e-9)
+
+    def add(self, taken: Taken) -> None:
+        if taken.problem is not None:
+            self.skipped += 1
+            return
+        self.images += taken.images
+        self.loss_sum += taken.loss
+        for name, total in taken.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + total
+
 
 def train_epoch(
-    learner: Learner, loader: Loader, *, epoch: int, bad: BadImages, stop: Stop, progress: bool | None
-) -> EpochStats:
-    """Learn from every batch once, in the order of this epoch; ends after the current step on a signal.
+    learner: Learner[E],
+    loader: ExampleLoader[E],
+    *,
+    epoch: int,
+    stats: EpochStats,
+    bad: BadImages,
+    team: Team,
+    stop: Stop,
+    progress: Progress,
+    after_step: Callable[[Taken | None], None],
+) -> bool:
+    """Learn from the batches of this epoch that ``stats`` does not count yet. False if a signal ended it.
 
-    ``bad`` collects what cannot be read, and raises when that is too much.
+    ``bad`` collects what cannot be read, and raises when that is too much. ``after_step`` is told of every
+    step, with None for one that was left out because a process had no image for it.
     """
-    stats = EpochStats()
-    loader.set_epoch(epoch)
+    loader.set_epoch(epoch, start=stats.steps)
     learner.model.train()
-    start = time.perf_counter()
-    hidden = None if progress is None else not progress
-    with tqdm(loader, desc=f"epoch {epoch + 1}", leave=False, disable=hidden, bar_format=BAR) as bar:
-        try:
-            for batch in stop.watch(bar):
-                bad.add(batch)
-                _learn(learner, batch, stats)
-                stats.seconds = time.perf_counter() - start
-                bar.set_postfix_str(
-                    f"loss {stats.loss:.3f}, accuracy {stats.accuracy:.1%}, "
-                    f"{stats.images_per_second:.0f} images/s",
-                    refresh=False,  # the bar refreshes itself, at a pace for eyes
-                )
-        except Stopped:
-            stats.finished = False
-    return stats
-
-
-def _learn(learner: Learner, batch: Batch, stats: EpochStats) -> None:
-    if len(batch.images) == 0:
-        learner.skip()
-        return
-    loss, correct = learner.learn(batch.images, batch.labels)
-    stats.images += len(batch.images)
-    stats.correct += correct
-    stats.loss_sum += loss * len(batch.images)
+    last = time.perf_counter()
+    with progress.epoch(epoch, steps=len(loader), done=stats.steps) as bar:
+        batches = iter(loader)
+        for _ in range(stats.steps, len(loader)):
+            batch = next(batches)
+            stats.waited += time.perf_counter() - last
+            bad.collect(batch.bad)
+            counts, signals, found = team.exchange([len(batch), stop.signal or 0, bad.new]).T.tolist()
+            bad.check(team, int(sum(found)))
+            if stop.agree(signals):
+                return False
+            taken = None
+            if min(counts) > 0:
+                taken = learner.learn(batch, [int(count) for count in counts])
+                stats.add(taken)
+            else:
+                learner.leave_out()
+            stats.steps += 1
+            now = time.perf_counter()
+            stats.seconds, last = stats.seconds + now - last, now
+            bar.show(stats)
+            after_step(taken)
+            last = time.perf_counter()  # logging and saving are not part of it
+    return True

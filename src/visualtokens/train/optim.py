@@ -2,32 +2,76 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
+from visualtokens.errors import UserError, unknown
 from visualtokens.train.config import TrainConfig
+
+LOWEST_LR = 1e-6
 
 
 def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW; no decay on biases, norms and what ``model.no_weight_decay()`` names."""
-    return create_optimizer_v2(model, opt="adamw", lr=config.lr, weight_decay=config.weight_decay)
+    """The optimizer; no decay on biases, norms and what ``model.no_weight_decay()`` names.
+
+    With ``layer_decay``, the groups are the layers by ``model.group_matcher()``, each with its ``lr_scale``.
+    """
+    if config.optimizer not in list_optimizers():
+        raise unknown("optimizer", config.optimizer, list_optimizers())
+    _check_args(config)
+    try:
+        optimizer = create_optimizer_v2(
+            model,
+            opt=config.optimizer,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            layer_decay=config.layer_decay,
+            **config.optimizer_args,
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"optimizer {config.optimizer!r} refuses optimizer_args={config.optimizer_args}: {error}"
+        ) from error
+    for name, value in config.optimizer_args.items():
+        used = optimizer.defaults.get(name)
+        if value != (list(used) if isinstance(used, tuple) else used):
+            raise UserError(f"optimizer {config.optimizer!r} makes no use of {name}={value}; leave it out")
+    return optimizer
+
+
+def _check_args(config: TrainConfig) -> None:
+    kind = get_optimizer_class(config.optimizer, bind_defaults=False)
+    known = [
+        name for name in inspect.signature(kind).parameters if name not in ("params", "lr", "weight_decay")
+    ]
+    for name in config.optimizer_args:
+        if name not in known:
+            raise unknown(f"argument of {config.optimizer} in optimizer_args:", name, known)
 
 
 def create_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, *, steps: int) -> Scheduler:
-    """A linear rise, then half a cosine, per step; ``steps`` are those of one epoch.
+    """The learning rate per step, of which an epoch has ``steps``: a linear rise, then a fall.
 
-    The rate is a function of the step alone: ``schedule.step_update(step)`` sets it, in any order.
+    Half a cosine over all epochs, whose start the warm-up takes the place of; or steps, counted from the
+    end of the warm-up. The rate is a function of the step alone: ``schedule.step_update(step)`` sets it,
+    in any order.
     """
+    lowest = min(LOWEST_LR, config.lr / 10)
     schedule, _ = create_scheduler_v2(
         optimizer,
-        sched="cosine",
+        sched=config.schedule,
         num_epochs=config.epochs,
-        min_lr=config.min_lr,
+        min_lr=lowest if config.min_lr is None else config.min_lr,
+        decay_epochs=config.decay_epochs or 30,
+        decay_rate=config.decay_rate or 0.1,
         warmup_epochs=config.warmup,
-        warmup_lr=config.min_lr,
+        warmup_lr=lowest if config.warmup_lr is None else config.warmup_lr,
+        warmup_prefix=config.schedule == "step",
         step_on_epochs=False,
         updates_per_epoch=steps,
     )

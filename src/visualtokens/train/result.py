@@ -17,9 +17,32 @@ class TrainResult:
     out: str
     classes: list[str]
     history: list[dict[str, Any]]  # one record per whole epoch, as in log.jsonl
-    accuracy: float | None  # in validation, after the last whole epoch; None if there is none
-    confusion: Tensor | None  # (classes, classes) of the same evaluation: rows are the truth
+    score: str  # the metric that decides which epoch was the best
+    evaluation: Any | None  # what the task found after the last whole epoch; None if there was none
     seconds: float  # of this call, all included
     images_per_second: float  # of the training steps of this call
+    data_wait: float  # share of their time in which the model waited for images
     unreadable: tuple[BadImage, ...]  # each image that could not be read, once
+    skipped: int  # steps that were skipped because loss or gradient was not finite
+    leads: bool = True  # whether this process is the one of several that talks to people
     signal: int | None = None  # what ended the run early
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """In validation, after the last whole epoch; empty if there is none."""
+        return self.evaluation.metrics if self.evaluation else {}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of a classifier."""
+        return self.metrics.get("accuracy")
+
+    @property
+    def confusion(self) -> Tensor | None:
+        """Of a classifier: ``(classes, classes)``, rows are the truth."""
+        return getattr(self.evaluation, "confusion", None)
+
+    @property
+    def best(self) -> float | None:
+        """The highest score of all epochs, which the model in ``out/best`` has."""
+        return max((record[f"val_{self.score}"] for record in self.history), default=None)

@@ -7,18 +7,16 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import TypeVar
 
-Item = TypeVar("Item")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(Exception):
-    """Raised by :meth:`Stop.watch` between two items once a stop was asked for."""
+    """Raised between two batches of an evaluation once a stop was asked for."""
 
 
 class Stop:
-    """Whether somebody asked the run to stop, and by which signal."""
+    """Whether somebody asked this process to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -32,12 +30,12 @@ class Stop:
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)
 
-    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, until a stop is asked for; then :class:`Stopped`."""
-        for item in items:
-            if self:
-                raise Stopped
-            yield item
+    def agree(self, signals: Iterable[float]) -> bool:
+        """Stop if one of the processes that train together was asked to; 0 stands for one that was not."""
+        asked = int(max(signals))
+        if asked and self.signal is None:
+            self.signal = asked
+        return bool(self)
 
 
 @contextlib.contextmanager

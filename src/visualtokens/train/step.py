@@ -1,70 +1,212 @@
-"""One step of training: forward, loss, backward, clip, update."""
+"""One step of training: forward, loss, backward, clip, update, average."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import torch
+from timm.layers import convert_sync_batchnorm
+from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from visualtokens.tasks.classify import loss_of
+from visualtokens.data import derive_seed, generator
+from visualtokens.errors import UserError
+from visualtokens.tasks.task import E, Loss, Task
+from visualtokens.train.checkpoint import plain_weights
 from visualtokens.train.config import TrainConfig
+from visualtokens.train.distributed import Team
 from visualtokens.train.optim import create_optimizer, create_schedule
+from visualtokens.train.snapshot import State
+
+# Streams of random numbers; their names are longer than those of the data's, so that none is drawn twice.
+DROPOUT, MIXING = (0, 0, 0, 1), (0, 0, 0, 2)
 
 
 class Diverged(RuntimeError):
     """The loss or its gradient is no longer a finite number."""
 
 
-class Learner:
-    """A model together with what changes it: optimizer, schedule, and the count of steps."""
+@dataclass(frozen=True)
+class Taken:
+    """What a step came to, over all processes."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig, *, device: torch.device, steps: int) -> None:
-        self.config = config
-        self.device = device
+    images: int
+    loss: float  # sum over the images, before the step
+    sums: dict[str, float]  # what else the task tells, likewise
+    problem: str | None = None  # why the step was skipped
+
+
+class Learner(Generic[E]):
+    """A model together with what changes it: optimizer, schedule, running average, and the count of steps."""
+
+    def __init__(
+        self,
+        task: Task[E, Any],
+        config: TrainConfig,
+        *,
+        device: torch.device,
+        steps: int,
+        team: Team | None = None,
+    ) -> None:
+        self.task, self.config, self.device, self.team = task, config, device, team or Team()
         self.memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-        self.model = model.to(device).to(memory_format=self.memory_format)
+        self.model = self._placed(task.model)
+        task.to(device)
         self.optimizer = create_optimizer(self.model, config)
         self.schedule = create_schedule(self.optimizer, config, steps=steps)
+        self.ema = ModelEmaV3(self.model, decay=config.ema) if config.ema else None
+        self.forward = self._wrapped()
         self.step = 0
+        self.skipped = 0  # steps whose loss or gradient was not finite
+        self.skipped_in_a_row = 0
+        self._buffers = list(self.model.buffers())
+        self._kept = [buffer.clone() for buffer in self._buffers]
+
+    def _placed(self, model: nn.Module) -> nn.Module:
+        if self.config.sync_bn and self.team.size > 1:
+            if self.device.type != "cuda":
+                raise UserError(f"sync_bn needs a GPU for each process, not {self.device.type}; leave it out")
+            model = convert_sync_batchnorm(model)
+        return model.to(self.device).to(memory_format=self.memory_format)
+
+    def _wrapped(self) -> nn.Module:
+        model: Any = torch.compile(self.model) if self.config.compile else self.model
+        if self.team.size == 1:
+            return model
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        # Of 3×3 kernels with one input channel, whose strides can be written in two ways.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+    @property
+    def best_weights(self) -> nn.Module:
+        """The model to judge and to save: the average if there is one."""
+        return self.model if self.ema is None else self.ema.module
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last step."""
-        return self.optimizer.param_groups[0]["lr"]
+        """The learning rate of the last step; the highest one if layers differ."""
+        return max(group["lr"] for group in self.optimizer.param_groups)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """bfloat16 where the configuration asks for it."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.bf16)
 
-    def learn(self, images: Tensor, labels: Tensor) -> tuple[float, int]:
-        """Take one step. Gives the loss before it and how many images were labelled right."""
-        images = images.to(self.device, memory_format=self.memory_format, non_blocking=True)
-        labels = labels.to(self.device, non_blocking=True)
+    def learn(self, batch: E, counts: Sequence[int] | None = None) -> Taken:
+        """Take one step; ``counts`` are the images that each process has for it, one at least.
+
+        Loss and gradient are those of the mean over all of them, however they are divided. A step of which
+        either is not finite changes nothing but its count; :class:`Diverged` after too many in a row.
+        """
+        counts = counts or [len(batch)]
+        self._prepare()
+        pieces = batch.split(min(self.config.accumulate, *counts))
+        losses = [
+            self._backward(piece, images=sum(counts), last=number == len(pieces))
+            for number, piece in enumerate(pieces, 1)
+        ]
+        norm = self._clip()
+        taken = self._told(pieces, losses, norm, images=sum(counts))
+        if taken.problem is None:
+            self._update()
+        else:
+            self._skip(taken.problem)
+        self.step += 1
+        return taken
+
+    def leave_out(self) -> None:
+        """Count a step that cannot be taken for want of images, so that the schedule keeps its pace."""
+        self.step += 1
+
+    def _prepare(self) -> None:
+        # Dropout depends on the seed, the step and the process, so that a resumed run repeats it.
+        torch.manual_seed(derive_seed(self.config.seed, *DROPOUT, self.step, self.team.rank))
         self.schedule.step_update(self.step)
-        with self.autocast():
-            logits = self.model(images)  # (B, classes)
-            loss = loss_of(logits, labels, smoothing=self.config.label_smoothing)
-        value = loss.item()
-        self.require_finite("loss", value, step=self.step + 1)
         self.optimizer.zero_grad()
-        loss.backward()
-        # An infinite bound clips nothing but still tells the norm.
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or torch.inf)
-        self.require_finite("norm of the gradient", norm.item(), step=self.step + 1)
+        if self._buffers:
+            torch._foreach_copy_(self._kept, self._buffers)
+
+    def _backward(self, piece: E, *, images: int, last: bool) -> Loss:
+        """Add the gradient of one piece; the processes share theirs with the last one."""
+        wait: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if isinstance(self.forward, DistributedDataParallel) and not last:
+            wait = self.forward.no_sync()
+        rng = generator(self.config.seed, *MIXING, self.step)
+        piece = piece.to(self.device, memory_format=self.memory_format)
+        with wait:
+            with self.autocast():
+                loss = self.task.loss(self.forward, piece, rng=rng)
+            # The processes' gradients are averaged, so each one counts as often as it has images.
+            (loss.value * (len(piece) * self.team.size / images)).backward()
+        return loss
+
+    def _clip(self) -> float:
+        if self.config.clip:
+            return nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip).item()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return nn.utils.get_total_norm(gradients).item()
+
+    def _told(self, pieces: Sequence[E], losses: Sequence[Loss], norm: float, *, images: int) -> Taken:
+        names = sorted(losses[0].sums)
+        loss = sum(loss.value.item() * len(piece) for piece, loss in zip(pieces, losses, strict=True))
+        sums = [float(sum(each.sums[name].item() for each in losses)) for name in names]
+        total, *totals = self.team.exchange([loss, *sums]).sum(0).tolist()
+        problem = None
+        for what, value in (("loss", total / images), ("norm of the gradient", norm)):
+            if problem is None and not math.isfinite(value):
+                problem = f"the {what} is {value} at step {self.step + 1} (learning rate {self.lr:.2g})"
+        return Taken(images, total, dict(zip(names, totals, strict=True)), problem)
+
+    def _update(self) -> None:
         self.optimizer.step()
-        self.step += 1
-        return value, int((logits.argmax(1) == labels).sum())
+        if self.ema is not None:
+            self.ema.update(self.model)
+        self.skipped_in_a_row = 0
 
-    def skip(self) -> None:
-        """Count a step whose images could all not be read, so that the schedule keeps its pace."""
-        self.step += 1
-
-    def require_finite(self, what: str, value: float, *, step: int) -> None:
-        """:class:`Diverged` unless the value is a number."""
-        if not math.isfinite(value):
+    def _skip(self, problem: str) -> None:
+        """Undo what the forward pass left in the buffers, such as running statistics, and forget the rest."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._kept)
+        self.optimizer.zero_grad()
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= self.config.max_bad_steps:
             raise Diverged(
-                f"the {what} is {value} at step {step} (learning rate {self.lr:.2g}); nothing of this epoch "
-                "was saved; try a lower lr, a longer warm-up or a smaller clip"
+                f"{problem}, the last of {self.skipped_in_a_row} such steps in a row, which were skipped; "
+                "nothing of them was saved; try a lower lr, a longer warm-up or a smaller clip"
             )
+
+    def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        """The weights to use, and those that are trained if they are others."""
+        return plain_weights(self.best_weights), None if self.ema is None else plain_weights(self.model)
+
+    def load(self, state: State, weights: dict[str, Tensor]) -> None:
+        """Go on from a snapshot."""
+        self.step, self.skipped = state.step, state.skipped
+        self.skipped_in_a_row = state.skipped_in_a_row
+        self.best_weights.load_state_dict(weights)
+        if state.trained is not None:
+            self.model.load_state_dict(state.trained)
+        self.optimizer.load_state_dict(state.optimizer)
+
+    def require_finite_weights(self) -> None:
+        """:class:`Diverged` if the weights are such that nobody could go on with them."""
+        for name, weight in self.best_weights.state_dict().items():
+            if weight.is_floating_point() and not torch.isfinite(weight).all():
+                raise Diverged(
+                    f"{name} is not finite after step {self.step} (learning rate {self.lr:.2g}), so it was "
+                    "not saved; try a lower lr, a longer warm-up or a smaller clip"
+                )
+
+    def agree_on_statistics(self) -> None:
+        """Give every process the running statistics of the first one, which are those that are saved."""
+        if self.team.size > 1:
+            distribute_bn(self.model, self.team.size, reduce=False)
+            if self.ema is not None:
+                distribute_bn(self.ema.module, self.team.size, reduce=False)

@@ -1,8 +1,8 @@
-"""Making the model to train, and the preprocessing that belongs to it."""
+"""Classifiers of timm's registry: making one, its preprocessing, and describing it for a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import timm
@@ -15,6 +15,9 @@ from visualtokens.errors import UserError, unknown
 # Arguments of timm.create_model that fetch or unpickle files: nothing a checkpoint's config may ask for.
 _RESERVED = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 _PREPROCESSING = ("input_size", "mean", "std", "crop_pct", "interpolation")
+FIRST_WEIGHTS = "init_from"  # reads another file: nothing that a checkpoint may ask for
+# Of timm's pretrained_cfg; the rest tells of somebody else's weights: where they are, their labels, licence.
+_DESCRIBES_MODEL = ("interpolation", "pool_size", "first_conv", "classifier", "fixed_input_size")
 
 
 def build_model(
@@ -55,3 +58,28 @@ def preprocess_for(model: nn.Module, *, size: int | None = None) -> Preprocess:
 def timm_cfg(model: nn.Module) -> dict[str, Any]:
     """What timm knows about a model besides its weights."""
     return cast(dict[str, Any], model.pretrained_cfg)
+
+
+def describe_classifier(
+    model: nn.Module, *, classes: Sequence[str], preprocess: Preprocess, model_args: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the Hub's ``config.json`` says about a model that was built with ``model_args``.
+
+    Where its first weights came from (``init_from``) is no part of the model.
+    """
+    cfg = timm_cfg(model)
+    kept = {name: cfg[name] for name in _DESCRIBES_MODEL if name in cfg}
+    seen = {
+        "input_size": (3, *preprocess.size),
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+        "crop_pct": preprocess.crop,
+    }
+    return {
+        "architecture": cfg["architecture"],
+        "num_classes": len(classes),
+        "num_features": model.num_features,
+        "label_names": list(classes),
+        "model_args": {name: value for name, value in model_args.items() if name != FIRST_WEIGHTS},
+        "pretrained_cfg": kept | seen | {"num_classes": len(classes)},
+    }

@@ -1,0 +1,158 @@
+"""How much of a training run is spent on anything but the model: waiting for images, and the engine itself.
+
+    python benchmarks/train_pipeline.py --save results/train_pipeline.json
+
+Trains a model on a folder of JPEGs of the size of ImageNet's, made here, and in turn, in blocks of steps,
+runs the bare loop (forward, backward, step on one batch that is always the same) with the same model,
+optimizer and loss. The first steps of each block are not counted: they find batches that were prepared
+during the other one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from visualtokens.bench import machine
+from visualtokens.tasks.build import build_model
+from visualtokens.train import TrainConfig
+from visualtokens.train.distributed import Team
+from visualtokens.train.epoch import EpochStats, train_epoch
+from visualtokens.train.optim import create_optimizer
+from visualtokens.train.progress import Progress
+from visualtokens.train.run import Run
+from visualtokens.train.signals import Stop
+from visualtokens.train.step import Taken
+
+CPU = torch.device("cpu")
+SKIPPED = 3  # steps at the start of a block
+CLASSES = 10
+
+
+def make_folder(root: Path, count: int) -> str:
+    """Photographs of 500×375 for lack of real ones: coloured clouds with fine grain, about 90 kB each."""
+    rng = np.random.default_rng(0)
+    for split, images in (("train", count), ("val", CLASSES)):
+        for i in range(images):
+            folder = root / split / str(i % CLASSES)
+            folder.mkdir(parents=True, exist_ok=True)
+            clouds = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+            pixels = np.asarray(clouds.resize((500, 375), Image.Resampling.BICUBIC), dtype=np.int16)
+            grain = rng.integers(-25, 26, (375, 500, 1), dtype=np.int16)
+            image = Image.fromarray(np.clip(pixels + grain, 0, 255).astype(np.uint8))
+            image.save(folder / f"{i}.jpg", quality=85)
+    return f"folder:{root}"
+
+
+class Bare:
+    """Forward, backward, step."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.model = build_model(config.model, classes=CLASSES, model_args={}).train()
+        self.optimizer = create_optimizer(self.model, config)
+        self.images = torch.randn(config.batch, 3, config.size or 224, config.size or 224)
+        self.labels = torch.arange(config.batch) % CLASSES
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(self.images), self.labels, label_smoothing=0.1).backward()
+        self.optimizer.step()
+
+
+def measure(config: TrainConfig, *, block: int) -> dict[str, Any]:
+    """Train one epoch of the engine, with a block of the bare loop after every block of it."""
+    run = Run(config, device=CPU, team=Team(), progress=False)
+    bare = Bare(config)
+    bare.step()
+    stats = EpochStats()
+    seconds: dict[str, list[float]] = {"engine": [], "bare": []}
+    waited: list[float] = []
+    before = (0.0, 0.0)
+
+    def after_step(taken: Taken | None) -> None:
+        nonlocal before
+        place = (stats.steps - 1) % block
+        if place >= SKIPPED:
+            seconds["engine"].append(stats.seconds - before[0])
+            waited.append(stats.waited - before[1])
+        before = (stats.seconds, stats.waited)
+        if place == block - 1:
+            for i in range(block):
+                began = time.perf_counter()
+                bare.step()
+                if i >= SKIPPED:
+                    seconds["bare"].append(time.perf_counter() - began)
+
+    train_epoch(
+        run.learner,
+        run.train_loader,
+        epoch=0,
+        stats=stats,
+        bad=run.bad_train,
+        team=run.team,
+        stop=Stop(),
+        progress=Progress(False),
+        after_step=after_step,
+    )
+    rates = {name: config.batch / statistics.median(times) for name, times in seconds.items()}
+    return {
+        "workers": config.workers,
+        "engine_images_per_second": round(rates["engine"], 2),
+        "bare_images_per_second": round(rates["bare"], 2),
+        "engine_to_bare": round(rates["engine"] / rates["bare"], 4),
+        "waiting_for_images": round(sum(waited) / sum(seconds["engine"]), 4),
+        "steps": len(seconds["engine"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="paca_vit_b0")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1])
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--block", type=int, default=13)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = make_folder(Path(folder) / "images", options.batch * options.block * options.blocks)
+        for workers in options.workers:
+            config = TrainConfig(
+                model=options.model,
+                data=data,
+                out=str(Path(folder) / "run"),
+                batch=options.batch,
+                size=options.size,
+                augment="imagenet",
+                workers=workers,
+                device="cpu",
+            )
+            results.append(measure(config, block=options.block))
+            print(json.dumps(results[-1]), flush=True)
+    if options.save:
+        command = f"python benchmarks/train_pipeline.py --workers {' '.join(map(str, options.workers))}"
+        document = dict(
+            command=command,
+            machine=machine(),
+            model=options.model,
+            size=options.size,
+            batch=options.batch,
+            results=results,
+        )
+        options.save.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The processes that train together, as torchrun starts them; one process is a team of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from visualtokens.data import Share
+from visualtokens.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Team:
+    """Which process this is, and how to talk to the others. Every process must ask the same, in turn."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes files and talks to people."""
+        return self.rank == 0
+
+    @property
+    def share(self) -> Share:
+        """This process's part of every batch."""
+        return Share(self.rank, self.size)
+
+    def exchange(self, values: Sequence[float]) -> Tensor:
+        """What every process tells: ``(processes, values)`` in float64, the same in all of them."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        if self.size == 1:
+            return mine[None]
+        told = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(told, mine)
+        return torch.stack(told)
+
+    def gather(self, item: T) -> list[T]:
+        """The item of every process, in order."""
+        if self.size == 1:
+            return [item]
+        items: list[T | None] = [None] * self.size
+        dist.all_gather_object(items, item)
+        return items  # type: ignore[return-value]
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this job again after one of its processes failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def local_device(device: torch.device) -> torch.device:
+    """The GPU of this process, if ``device`` names none: torchrun counts the processes of each machine."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def join_team(device: torch.device) -> Iterator[Team]:
+    """Meet the other processes that torchrun has started; alone, there is nobody to wait for.
+
+    Gradients travel by nccl between GPUs, everything else by gloo. A process group that the caller has
+    made is used as it is.
+    """
+    if dist.is_available() and dist.is_initialized():
+        yield Team(dist.get_rank(), dist.get_world_size())
+        return
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield Team()
+        return
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"several processes cannot train together on {device.type}; use cuda or cpu")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Team(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()

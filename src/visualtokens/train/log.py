@@ -1,0 +1,158 @@
+"""What a run tells while it goes on: always as JSON lines, and where else it is asked to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from visualtokens.errors import UserError
+from visualtokens.train.files import write_atomically
+
+LOG = "log.jsonl"  # one line per epoch
+STEPS = "steps.jsonl"  # one line every few steps
+RUN_ID = "run_id"
+PROJECT = "visualtokens"
+
+logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """A place to log to."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Log:
+    """The log of the process that leads; the others have none."""
+
+    def __init__(self, out: Path, *, sinks: Sequence[Sink] = ()) -> None:
+        self.out = out
+        self.sinks = sinks
+        self._steps = (out / STEPS).open("a", encoding="utf-8")
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Add a line about a step, with the number of the step as ``step``."""
+        self._steps.write(json.dumps(_strict(record)) + "\n")
+        self._steps.flush()
+        self._tell("train", record, record["step"])
+
+    def epoch(self, history: Sequence[Mapping[str, Any]], *, step: int) -> None:
+        """Write what there is to say about every epoch so far; the last one is new."""
+        write_history(self.out, history)
+        self._tell("epoch", history[-1], step)
+
+    def _tell(self, group: str, record: Mapping[str, Any], step: int) -> None:
+        values = {f"{group}/{name}": value for name, value in record.items() if _is_number(value)}
+        for sink in self.sinks:
+            sink.log(values, step)
+
+    def close(self) -> None:
+        self._steps.close()
+        for sink in self.sinks:
+            sink.close()
+
+
+def write_history(out: Path, history: Sequence[Mapping[str, Any]]) -> None:
+    """``log.jsonl``: one JSON object per epoch."""
+    lines = "".join(json.dumps(_strict(record)) + "\n" for record in history)
+    write_atomically(out / LOG, lambda path: path.write_text(lines, encoding="utf-8"))
+
+
+def forget_steps_after(out: Path, step: int) -> None:
+    """Cut ``steps.jsonl`` off where a resumed run goes on, and with it a line that was only half written."""
+    path = out / STEPS
+    if not path.exists():
+        return
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines(True) if _step_of(line) <= step]
+    write_atomically(path, lambda temporary: temporary.write_text("".join(kept), encoding="utf-8"))
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError):
+        return math.inf
+
+
+def _strict(record: Mapping[str, Any]) -> dict[str, Any]:
+    """With null where a number is not finite: JSON has no word for those."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def open_sinks(names: Sequence[str], out: Path, *, options: Mapping[str, Any], step: int) -> list[Sink]:
+    """Open what the configuration names; ``step`` is the one that the run goes on from."""
+    openers: dict[str, Callable[[], Sink]] = {
+        "tensorboard": lambda: _TensorBoard(out, step),
+        "trackio": lambda: _Tracker("trackio", out, options),
+        "wandb": lambda: _Tracker("wandb", out, options),
+    }
+    return [openers[name]() for name in names]
+
+
+class _TensorBoard:
+    """Event files in the folder ``tensorboard`` of the run."""
+
+    def __init__(self, out: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard") from error
+        self._writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Tracker:
+    """trackio or wandb, which are spoken to alike. A resumed run goes on under its old name."""
+
+    def __init__(self, name: str, out: Path, options: Mapping[str, Any]) -> None:
+        self._library = _import(name)
+        run = _run_id(out)
+        settings: dict[str, Any] = dict(project=PROJECT, config=dict(options), resume="allow")
+        if name == "wandb":
+            self._library.init(id=run, name=out.name, dir=str(out), **settings)
+        else:
+            self._library.init(name=f"{out.name}-{run}", **settings)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._library.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._library.finish()
+
+
+def _run_id(out: Path) -> str:
+    path = out / RUN_ID
+    if not path.exists():
+        write_atomically(path, lambda temporary: temporary.write_text(uuid.uuid4().hex[:8]))
+    return path.read_text()
+
+
+def _import(name: str) -> ModuleType:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise _missing(name) from error
+
+
+def _missing(name: str) -> UserError:
+    return UserError(f"log={name} needs a library that is not here: pip install 'visualtokens[logging]'")

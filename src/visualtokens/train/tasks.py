@@ -1,0 +1,126 @@
+"""From the options of a run to its task. A new task is one more entry in :data:`TASKS`."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from visualtokens.data import PRESETS, Augment, Preprocess, open_dataset
+from visualtokens.errors import UserError, unknown
+from visualtokens.tasks.build import build_model, preprocess_for, sized_args
+from visualtokens.tasks.classify import Classify, ClassifyLoss
+from visualtokens.tasks.distill import Teacher
+from visualtokens.tasks.task import Task
+from visualtokens.train.config import TrainConfig
+from visualtokens.train.start import load_checkpoint_for, start_from
+
+
+def open_task(config: TrainConfig) -> Task[Any, Any]:
+    """Open the data and build the model that the configuration names; writes nothing.
+
+    Seeds torch's global generator, which decides the first weights.
+    """
+    if config.task not in TASKS:
+        raise unknown("task", config.task, TASKS)
+    torch.manual_seed(config.seed)
+    return TASKS[config.task](config)
+
+
+def refuse(config: TrainConfig, names: Sequence[str]) -> None:
+    """:class:`UserError` for the first of these options that is given: the task makes no use of them."""
+    for name in names:
+        if config.given(name):
+            raise UserError(
+                f"{name}={getattr(config, name)} has no effect with task={config.task}; leave it out"
+            )
+
+
+def _classify(config: TrainConfig) -> Classify:
+    train_set, val_set = open_dataset(config.data, "train"), open_dataset(config.data, "val")
+    classes = train_set.classes
+    model_args = all_model_args(config)
+    model = build_model(config.model, classes=len(classes), model_args=model_args)
+    preprocess = preprocess_for(model, size=config.size)
+    if config.init is not None:
+        start_from(model, config.init, classes=classes, size=preprocess.size)
+    distill = 0.0
+    if config.teacher is not None:
+        distill = 0.5 if config.distill is None else config.distill
+    return Classify(
+        model,
+        train_set=train_set,
+        val_set=val_set,
+        preprocess=preprocess,
+        model_args=model_args,
+        augment=augment_of(config),
+        loss=ClassifyLoss(
+            smoothing=config.label_smoothing,
+            mixup=config.mixup,
+            cutmix=config.cutmix,
+            distill=distill,
+            temperature=config.distill_temperature or 1.0,
+        ),
+        teacher=None if config.teacher is None else _teacher(config.teacher, classes, preprocess),
+    )
+
+
+TASKS: dict[str, Callable[[TrainConfig], Task[Any, Any]]] = {"classify": _classify}
+
+
+def all_model_args(config: TrainConfig) -> dict[str, Any]:
+    """The arguments of the model, with those that other options decide."""
+    arguments = sized_args(config.model, config.model_args, size=config.size)
+    if config.drop_path is None:
+        return arguments
+    return arguments | {"drop_path_rate": _drop_path(config.drop_path, config.model)}
+
+
+def _drop_path(rates: float | dict[str, float], model: str) -> float:
+    if isinstance(rates, float):
+        return rates
+    for pattern, rate in rates.items():
+        if fnmatch.fnmatch(model, pattern):
+            return rate
+    raise UserError(f"drop_path has no rate for {model!r}, only for {', '.join(rates)}; add one, or '*'")
+
+
+def augment_of(config: TrainConfig) -> Augment:
+    """How training images are varied: the preset, with what the other options add to it."""
+    preset = config.augment or default_augment(config.data)
+    if preset not in PRESETS:
+        raise unknown("augmentation", preset, PRESETS)
+    return dataclasses.replace(PRESETS[preset], policy=config.auto_augment, erase=config.random_erasing)
+
+
+def default_augment(data: str) -> str:
+    """The preset for a dataset: digits must not be mirrored, the rest are taken for photographs."""
+    return "digits" if data.partition(":")[0] in ("digits", "digit_scenes") else "photo"
+
+
+def _teacher(name: str, classes: Sequence[str], given: Preprocess) -> Teacher:
+    """A checkpoint folder, or a model of timm with the weights that timm fetches."""
+    model: nn.Module
+    if Path(name).exists():
+        checkpoint = load_checkpoint_for(name, option="teacher")
+        model, own, count = checkpoint.model, checkpoint.preprocess, len(checkpoint.classes)
+        if checkpoint.classes != list(classes):
+            raise UserError(f"teacher {name!r} was trained for other classes than those of the data")
+    elif timm.is_model(name):
+        try:
+            model = timm.create_model(name, pretrained=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            text = " ".join(str(error).split())[:200]
+            raise UserError(f"teacher {name!r}: timm cannot fetch its weights: {text}") from error
+        own, count = preprocess_for(model), int(model.num_classes)  # type: ignore[arg-type]
+    else:
+        raise unknown("teacher", name, timm.list_models(pretrained=True))
+    if count != len(classes):
+        raise UserError(f"teacher {name!r} knows {count} classes, the data have {len(classes)}")
+    return Teacher(model, own=own, given=given)

@@ -1,0 +1,111 @@
+"""What several tests of training use."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from visualtokens.data import Batch
+from visualtokens.tasks.classify import Evaluation, evaluate, loss_of
+from visualtokens.tasks.task import ExampleLoader, Loading, Loss, Task
+from visualtokens.train import TrainConfig
+from visualtokens.train.snapshot import State, list_snapshots, load_snapshot
+from visualtokens.train.step import Learner, Taken
+
+Make = Callable[..., TrainConfig]
+CPU = torch.device("cpu")
+
+
+class StubTask(Task[Batch, Evaluation]):
+    """Ten classes and any model; the loss is a smoothed cross-entropy."""
+
+    name, score, images, classes = "stub", "accuracy", (8, 8), [str(i) for i in range(10)]
+
+    def __init__(self, model: nn.Module, *, smoothing: float = 0.0) -> None:
+        self.model = model
+        self.smoothing = smoothing
+
+    def train_loader(self, loading: Loading) -> ExampleLoader[Batch]:
+        raise NotImplementedError
+
+    val_loader = train_loader
+
+    def loss(self, model: nn.Module, batch: Batch, *, rng: np.random.Generator) -> Loss:
+        logits = model(batch.images)
+        right = (logits.argmax(1) == batch.labels).sum()
+        return Loss(loss_of(logits, batch.labels, smoothing=self.smoothing), {"accuracy": right})
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], *, progress: bool | None) -> Evaluation:
+        return evaluate(model, batches, classes=10, progress=progress)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+def a_batch(images: Tensor, labels: Tensor | None = None) -> Batch:
+    count = torch.arange(len(images))
+    return Batch(images, count % 10 if labels is None else labels, count, ())
+
+
+def learner_of(
+    model: nn.Module, config: TrainConfig, *, steps: int = 4, smoothing: float = 0.0
+) -> Learner[Batch]:
+    return Learner(StubTask(model, smoothing=smoothing), config, device=CPU, steps=steps)
+
+
+def weights(config: TrainConfig, folder: str = ".") -> dict[str, Tensor]:
+    return load_file(Path(config.out) / folder / "model.safetensors")
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bit for bit, in nested dictionaries and lists as well."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def lines(config: TrainConfig, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(config.out) / name).read_text().splitlines()]
+
+
+def history(config: TrainConfig) -> list[dict[str, Any]]:
+    return lines(config, "log.jsonl")
+
+
+def step_losses(config: TrainConfig) -> list[tuple[int, float]]:
+    return [(record["step"], record["loss"]) for record in lines(config, "steps.jsonl")]
+
+
+def last_state(config: TrainConfig) -> tuple[State, dict[str, Tensor]]:
+    return load_snapshot(list_snapshots(Path(config.out))[-1])
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
+    """Do something in the middle of the given step, counted from 0."""
+    learn = Learner.learn
+
+    def learn_and_act(self: Learner[Batch], batch: Batch, counts: Sequence[int] | None = None) -> Taken:
+        if self.step == step:
+            act()
+        return learn(self, batch, counts)
+
+    monkeypatch.setattr(Learner, "learn", learn_and_act)
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
+    """Send ourselves a signal in the middle of the given step."""
+    at_step(monkeypatch, step, lambda: os.kill(os.getpid(), number))
