@@ -15,7 +15,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def examples() -> list[tuple[str, str]]:
-    text = README.read_text().partition("## Five examples")[2].partition("\n## ")[0]
+    text = README.read_text().partition("## Examples")[2].partition("\n## ")[0]
     return re.findall(r"```(python|sh)\n(.*?)```", text, re.DOTALL)
 
 
@@ -23,7 +23,7 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     open_dataset("digits", "val")[0][0].save("digit.png")
     found = examples()
-    assert len(found) == 5
+    assert len(found) == 6
     names: dict[str, object] = {}
     for language, code in found:
         if language == "python":
@@ -34,6 +34,14 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert line.startswith("vtok ")
                 assert main([verb, *arguments]) == 0
     assert Path("why.html").stat().st_size > 10_000
+
+
+def test_python_examples_about_reduction_run() -> None:
+    text = (README.parent / "docs" / "reduce.md").read_text()
+    names: dict[str, object] = {}
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(code, "docs/reduce.md", "exec"), names)
+    assert names["patches"].shape == (1, 196, 384)
 
 
 def test_pictures_and_links_exist() -> None:

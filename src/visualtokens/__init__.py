@@ -7,10 +7,11 @@ from visualtokens.grouping import Grouping, Tap, record_groupings
 from visualtokens.layers import set_clusters
 from visualtokens.models import add_vt_stage, create_model, list_models
 from visualtokens.ops import set_checks
+from visualtokens.reduce import plan, reduce, restore, unmerge
 
 __version__ = "0.1.0"
 
-# `convert` and `explain` here are the functions; `from visualtokens.explain import …` reaches the packages.
+# `convert`, `explain`, `reduce` are functions here; `from visualtokens.explain import …` reaches the package.
 __all__ = [
     "Converted",
     "Explanation",
@@ -22,8 +23,12 @@ __all__ = [
     "explain",
     "fuse",
     "list_models",
+    "plan",
     "record_groupings",
+    "reduce",
+    "restore",
     "set_checks",
     "set_clusters",
     "unfuse",
+    "unmerge",
 ]

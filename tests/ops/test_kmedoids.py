@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from visualtokens.ops import kmedoids, take
-from visualtokens.ops.kmedoids import squared_distances
+from visualtokens.ops.kmedoids import medoids, squared_distances
 
 from .helpers import (
     EXAMPLES,
@@ -361,3 +361,16 @@ def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None
     arguments: dict[str, Any] = {"x": torch.zeros(1, 4, 3), "k": 2}
     with pytest.raises(ValueError, match=message):
         kmedoids(**(arguments | change))
+
+
+@EXAMPLES
+@given(problem=problems())
+def test_medoids_alone_are_the_same(problem: dict[str, Any]) -> None:
+    problem.pop("metric")
+    assert torch.equal(medoids(**problem), kmedoids(**problem).indices)
+
+
+@pytest.mark.parametrize("k", [0, 5, 6, 9])
+def test_medoids_alone_at_the_edges(k: int) -> None:
+    x = randn(2, 6, 3)
+    assert torch.equal(medoids(x, k), kmedoids(x, k).indices)

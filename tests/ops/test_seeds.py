@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from visualtokens.ops import cell_grid, kmeans, kmedoids, pool_cells
-from visualtokens.ops.seeds import seed_centres, seed_indices, top_k
+from visualtokens.ops.seeds import distinct_indices, seed_centres, seed_indices, top_k
 
 from .helpers import EXAMPLES, assert_close, assert_same_leaves, compiled, layouts, rand, randint, randn
 
@@ -280,3 +280,32 @@ def test_wrong_inits_are_named(cluster: Any, init: Any, message: str) -> None:
 def test_pooling_to_no_cell_is_an_error_that_names_k(k: int) -> None:
     with pytest.raises(ValueError, match=f"k={k}"):
         pool_cells(torch.zeros(2, 12, 3), (3, 4), k)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(9, 8), (9, 5), (10, 6), (10, 5), (10, 3), (11, 2), (7, 1), (2, 1)])
+def test_distinct_tokens_are_those_without_a_near_twin(n: int, k: int, known: bool) -> None:
+    x = randn(3, n, 4)
+    distance = (x.unsqueeze(1) - x.unsqueeze(2)).square().sum(3) if known else None
+    found = distinct_indices(x, k, distance=distance)
+    for b in range(3):
+        left = list(range(n))
+        while k <= len(left) // 2:
+            left = left[1::2]
+
+        def nearest(i: int, b: int = b, others: tuple[int, ...] = tuple(left[1::2])) -> float:
+            return min((x[b, i] - x[b, j]).square().sum().item() for j in others)
+
+        gone = sorted(left[::2], key=nearest)[: len(left) - k] if k < len(left) else []
+        assert found[b].tolist() == [i for i in left if i not in gone]
+
+
+def test_of_two_twins_one_stays() -> None:
+    x = randn(1, 8, 5)
+    x[0, 3] = x[0, 6]
+    assert distinct_indices(x, 7).tolist() == [[0, 1, 2, 3, 4, 5, 7]]
+
+
+def test_an_unknown_named_start_is_refused() -> None:
+    with pytest.raises(ValueError, match="'distinct'"):
+        kmeans(randn(1, 8, 5), 3, init="distant")

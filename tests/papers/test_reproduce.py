@@ -83,7 +83,8 @@ def test_costs_of_known_models_are_computed_and_no_others(everything):
         assert (row.computed is not None) == known
 
 
-# Where Visual Transformers contradicts itself, or counts without the convolutions of tokens (R50, R101).
+# Where Visual Transformers contradicts itself, or counts without the convolutions of tokens (R50, R101), and
+# Token Pooling's column of the clustering alone, of which 12 are not what the totals contain.
 FAR = {
     ("1", "vt_r18", "flops_stage5_ratio"),
     ("1", "vt_r18", "params_total_ratio"),  # 0.91, but Table 2 prints 11.7 M for both
@@ -100,6 +101,9 @@ FAR = {
     ("8", "vt_r50", "gflops"),
     ("8", "vt_r101", "gflops"),
     ("8", "vt_r101", "mparams"),
+    ("3", "deit_s", "gflops_clustering"),
+    ("4", "deit_e318", "gflops_clustering"),
+    ("5", "deit_e252", "gflops_clustering"),
 }
 
 
@@ -107,7 +111,7 @@ def test_no_other_computed_figure_is_far_from_the_published_one(everything):
     far = {
         (r.published.table, r.published.model, r.published.metric)
         for r in everything
-        if r.computed and abs(r.difference) > 2
+        if r.computed and abs(r.difference) > 2 and not r.agrees
     }
     assert far == FAR
 
@@ -132,14 +136,19 @@ def test_which_figures_differ_from_print(everything):
         ("stvit_large", "gflops"),
         ("stvit", "gflops"),  # of Table II, with 64 channels
         ("swin", "gflops"),  # 4.2 for 4.13, with 64 channels
+        ("deit_s", "gflops_clustering"),
+        ("deit_e318", "gflops_clustering"),
+        ("deit_e252", "gflops_clustering"),
     }
+    clustering = [r for r in everything if r.agrees is False and r.published.metric == "gflops_clustering"]
+    assert len(clustering) == 12  # of 64; every total of Token Pooling comes out as printed
 
 
-def test_the_released_code_of_stvit_comes_out_as_printed_but_for_4_35(everything):
+def test_the_released_code_of_stvit_comes_out_as_printed_but_for_4_36(everything):
     others = [r for r in everything if r.other_name == "released code" and r.other is not None]
     assert len(others) == 6
     differ = [r for r in others if round(r.other, r.published.decimals) != r.published.number]
-    assert [(round(r.other, 2), r.published.value) for r in differ] == [(4.35, "4.3")]
+    assert [(round(r.other, 2), r.published.value) for r in differ] == [(4.36, "4.3")]
 
 
 def test_which_figures_of_visual_transformers_come_out_as_printed(everything):

@@ -3,7 +3,7 @@
 from visualtokens.bench.candidates import Candidate, Mode
 from visualtokens.bench.comparison import Comparison, ComparisonRow, compare
 from visualtokens.bench.hardware import machine
-from visualtokens.bench.macs import count_macs, count_macs_and_biases, count_parameters, macs_by_module
+from visualtokens.bench.macs import count_macs, count_parameters, macs_by_module
 from visualtokens.bench.memory import peak_memory
 from visualtokens.bench.stats import Spread
 from visualtokens.bench.timing import Timings, Turn, interleave, matmul_canary
@@ -18,7 +18,6 @@ __all__ = [
     "Turn",
     "compare",
     "count_macs",
-    "count_macs_and_biases",
     "count_parameters",
     "interleave",
     "machine",

@@ -43,19 +43,6 @@ def count_macs(model: nn.Module, size: tuple[int, int], *, batch: int = 1, chann
     return macs_by_module(model, size, depth=0, batch=batch, channels=channels)[""]
 
 
-def count_macs_and_biases(model: nn.Module, size: tuple[int, int]) -> int:
-    """:func:`count_macs` of one image, and one addition for every output of a layer that has a bias.
-
-    That is how some papers count.
-    """
-    counts = macs_by_module(model, size, depth=None)
-    biases = 0
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
-            biases += counts.get(name, 0) // module.weight[0].numel()  # multiply-adds per output
-    return counts[""] + biases
-
-
 def macs_by_module(
     model: nn.Module, size: tuple[int, int], *, depth: int | None = 1, batch: int = 1, channels: int = 3
 ) -> dict[str, int]:
@@ -115,7 +102,8 @@ def _count_without_values(model: nn.Module, shape: tuple[int, ...]) -> Counts:
 
     # A twin that shares nothing with the model, so that whatever the pass stores stays in the twin.
     twins: dict[int, Tensor] = {id(b): empty_like(b) for b in model.buffers()}
-    twins |= {id(p): nn.Parameter(empty_like(p), p.requires_grad) for p in model.parameters()}
+    # The counter hooks into gradients of whatever requires them, and there are none.
+    twins |= {id(p): nn.Parameter(empty_like(p), requires_grad=False) for p in model.parameters()}
     twin = copy.deepcopy(model, twins)
     with fake:
         images = torch.empty(shape, dtype=_dtype(model))

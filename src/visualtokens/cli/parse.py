@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 from docstring_parser import parse_from_object
@@ -23,7 +23,9 @@ def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tupl
     ``--help`` and ``--print_config`` print and raise ``SystemExit(0)``. Whatever cannot be understood is a
     :class:`UserError` of one line.
     """
-    hints = get_type_hints(verb.config)
+    fields = dataclasses.fields(verb.config)
+    types = get_type_hints(verb.config)
+    hints = {_spelled(field): types[field.name] for field in fields}
     configs, others = _split_configs(arguments)
     for path in configs:
         _check_config(path, known=[*hints, "json"])
@@ -33,8 +35,8 @@ def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tupl
         values = _parser(name, purpose, verb, hints).parse_args(ordered).as_dict()
     except argparse.ArgumentError as error:
         raise translate(str(error), hints, positional=verb.positional) from error
-    wanted = {field: values[field] for field in hints if field in values}
-    absent = [f.name for f in dataclasses.fields(verb.config) if _is_required(f) and not wanted.get(f.name)]
+    wanted = {field.name: values[_spelled(field)] for field in fields if _spelled(field) in values}
+    absent = [_spelled(field) for field in fields if _is_required(field) and not wanted.get(field.name)]
     if absent:
         raise missing(absent, positional=verb.positional)
     return verb.config(**wanted), values["json"]
@@ -53,7 +55,11 @@ def _parser(name: str, purpose: str, verb: Verb, hints: dict[str, Any]) -> Argum
     }
     for field in dataclasses.fields(verb.config):
         _add(
-            parser, field, hints[field.name], described[field.name], positional=field.name == verb.positional
+            parser,
+            field,
+            hints[_spelled(field)],
+            described[field.name],
+            positional=field.name == verb.positional,
         )
     parser.add_argument("--json", action="store_true", help="Print the result as one JSON document.")
     parser.add_argument("--config", action="config", help="Take options from a YAML file; those typed win.")
@@ -76,12 +82,21 @@ def _add(
             field.name, type=str, nargs=nargs, default=argparse.SUPPRESS, metavar=shown, help=text
         )
     elif hint is bool:
-        parser.add_argument(f"--{field.name}", action="store_true", help=text)
+        parser.add_argument(f"--{_spelled(field)}", action="store_true", help=text)
+    elif bool in get_args(hint):  # a switch that may also take a word
+        parser.add_argument(
+            f"--{_spelled(field)}", type=hint, nargs="?", const=True, default=default, help=text
+        )
     elif several:
-        parser.add_argument(f"--{field.name}", type=str, nargs="+", default=default, help=text)
+        parser.add_argument(f"--{_spelled(field)}", type=str, nargs="+", default=default, help=text)
     else:
         needed = _is_required(field)
-        parser.add_argument(f"--{field.name}", type=hint, default=default, required=needed, help=text)
+        parser.add_argument(f"--{_spelled(field)}", type=hint, default=default, required=needed, help=text)
+
+
+def _spelled(field: dataclasses.Field[Any]) -> str:
+    """The option's name: that of the field, without the underscore of ``lambda_``, which Python asks for."""
+    return field.name.removesuffix("_")
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

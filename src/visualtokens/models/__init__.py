@@ -1,5 +1,6 @@
 """The model families. Importing this registers them with timm."""
 
+from visualtokens.models import deit as deit
 from visualtokens.models import paca_vit as paca_vit
 from visualtokens.models import pvt_v2 as pvt_v2
 from visualtokens.models import stvit as stvit

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from visualtokens.ops.checks import check_finite
-from visualtokens.ops.hard import group_sum, take
+from visualtokens.ops.hard import take
 from visualtokens.ops.kmeans import Metric, check_cluster_arguments, origin, to_points, trivial_assignment
-from visualtokens.ops.seeds import Init, seed_indices
+from visualtokens.ops.seeds import Init, distinct_indices, seed_indices
 
 
 class KMedoids(NamedTuple):
@@ -40,19 +40,46 @@ def kmedoids(
     """
     check_finite("kmedoids", x=x, weights=weights, init=init)
     check_cluster_arguments(x, k, weights, iterations, metric)
-    n = x.shape[1]
-    if k >= n or k == 0:
-        own = trivial_assignment(x, k)
-        return KMedoids(own[:, : min(k, n)], own)
+    if k >= x.shape[1] or k == 0:
+        return _trivial(x, k)
     distance = squared_distances(to_points(x, metric))  # (B, N, N)
+    indices = _search(distance, _start(init, x, k, weights, distance), weights, iterations)
+    return KMedoids(indices, _nearest_medoid(distance, indices))
+
+
+@torch.no_grad()
+def medoids(
+    x: Tensor, k: int, *, weights: Tensor | None = None, init: Init = None, iterations: int = 3
+) -> Tensor:
+    """The ``indices (B, K)`` of :func:`kmedoids` alone: it saves the last assignment."""
+    check_finite("medoids", x=x, weights=weights, init=init)
+    check_cluster_arguments(x, k, weights, iterations, "euclidean")
+    if k >= x.shape[1] or k == 0:
+        return _trivial(x, k).indices
+    distance = squared_distances(to_points(x, "euclidean"))  # (B, N, N)
+    return _search(distance, _start(init, x, k, weights, distance), weights, iterations)
+
+
+def _trivial(x: Tensor, k: int) -> KMedoids:
+    own = trivial_assignment(x, k)
+    return KMedoids(own[:, : min(k, x.shape[1])], own)
+
+
+def _start(init: Init, x: Tensor, k: int, weights: Tensor | None, distance: Tensor) -> Tensor:
+    if isinstance(init, str) and init == "distinct":
+        return distinct_indices(x, k, distance=distance)
+    return seed_indices(init, x, k, weights=weights)
+
+
+def _search(distance: Tensor, start: Tensor, weights: Tensor | None, iterations: int) -> Tensor:
+    """Eq. 16 and 17 from the medoids ``start (B, K)`` on."""
     # PAPER: Eq. 17 prints no weight, but without it the step would not lower the objective of Eq. 13.
     weighted = distance if weights is None else distance * weights.to(distance.dtype).unsqueeze(2)
-    medoids = seed_indices(init, x, k, weights=weights)  # (B, K)
+    now = start
     for _ in range(iterations):
-        assignment = _nearest_medoid(distance, medoids)  # (B, N)
-        cost = group_sum(weighted, assignment, k).gather(1, assignment.unsqueeze(1)).squeeze(1)  # (B, N)
-        medoids = _cheapest(cost, assignment, medoids)
-    return KMedoids(medoids, _nearest_medoid(distance, medoids))
+        assignment = _nearest_medoid(distance, now)  # (B, N)
+        now = cheapest(_costs(weighted, assignment, now.shape[1]), assignment, now)
+    return now
 
 
 def squared_distances(points: Tensor) -> Tensor:
@@ -60,7 +87,7 @@ def squared_distances(points: Tensor) -> Tensor:
     with torch.autocast(points.device.type, enabled=False):
         points = points - origin(points)
         products = points @ points.mT  # (B, N, N)
-        square = products.diagonal(dim1=1, dim2=2)  # (B, N), rounded as the products are
+        square = products.diagonal(dim1=1, dim2=2).contiguous()  # (B, N), rounded as the products are
         return (square.unsqueeze(1) + square.unsqueeze(2)).sub_(products, alpha=2).clamp_min_(0)
 
 
@@ -68,12 +95,27 @@ def _nearest_medoid(distance: Tensor, medoids: Tensor) -> Tensor:
     return take(distance, medoids).min(1).indices  # of (B, K, N), which the symmetry of the distances allows
 
 
-def _cheapest(cost: Tensor, assignment: Tensor, medoids: Tensor) -> Tensor:
-    """The token of lowest cost in each cluster, the lowest index on ties; ``medoids`` where it is empty."""
-    b, n = cost.shape
-    k = medoids.shape[1]
-    lowest = cost.new_full((b, k), torch.inf).scatter_reduce(1, assignment, cost, "amin")  # (B, K)
+def _costs(weighted: Tensor, assignment: Tensor, k: int) -> Tensor:
+    """Σ_{a(i')=a(i)} w_i' ‖x_i − x_i'‖² of each token i as the medoid of its cluster: ``(B, N)``."""
+    b, n, _ = weighted.shape
+    rows = (
+        assignment
+        if b == 1
+        else assignment + torch.arange(0, b * k, k, device=assignment.device).unsqueeze(1)
+    )
+    sums = weighted.new_zeros(b * k, n).index_add_(0, rows.flatten(), weighted.flatten(0, 1))
+    return sums.view(b, k, n).gather(1, assignment.unsqueeze(1)).squeeze(1)
+
+
+def cheapest(cost: Tensor, assignment: Tensor, default: Tensor) -> Tensor:
+    """The token of lowest ``cost (B, N)`` in each cluster, the lowest index on ties: ``(B, K)``.
+
+    A cluster that is empty in ``assignment (B, N)`` takes its ``default (B, K)``.
+    """
+    n, k = cost.shape[1], default.shape[1]
+    lowest = cost.new_zeros(cost.shape[0], k)  # (B, K); what an empty cluster holds is never looked at
+    lowest = lowest.scatter_reduce(1, assignment, cost, "amin", include_self=False)
     index = torch.arange(n, device=cost.device)
-    candidates = torch.where(cost == lowest.gather(1, assignment), index, n)  # (B, N)
-    first = medoids.new_full((b, k), n).scatter_reduce(1, assignment, candidates, "amin")  # (B, K)
-    return torch.where(first < n, first, medoids)
+    # The last index is no lower than any other, and still one of this image where all costs are NaN.
+    candidates = torch.where(cost == lowest.gather(1, assignment), index, n - 1)  # (B, N)
+    return default.scatter_reduce(1, assignment, candidates, "amin", include_self=False)

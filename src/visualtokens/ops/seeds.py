@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from visualtokens.ops.hard import take
 
-Init = Tensor | torch.Generator | tuple[int, int] | None
+Init = Tensor | torch.Generator | tuple[int, int] | Literal["distinct"] | None
 
 
 def seed_indices(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Tensor:
@@ -20,6 +22,7 @@ def seed_indices(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Te
     | floating tensor ``(B, N)`` | the K of highest score, the lowest index on ties |
     | ``torch.Generator`` | K different random tokens per image |
     | ``(H, W)`` | the tokens in the middle of K cells of the H×W grid |
+    | ``"distinct"`` | those that have no near twin, see :func:`distinct_indices` |
     | None | by ``weights`` as scores; without weights, K tokens at equal steps |
 
     Except for given indices they come in ascending order, so tokens keep the order of the patches.
@@ -31,6 +34,10 @@ def seed_indices(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Te
         return (torch.arange(k, device=x.device) * n // k).expand(b, k)
     if isinstance(init, Tensor):  # asked first: a compiler cannot ask whether a tensor is a generator
         return _by_score(init, b, n, k) if init.is_floating_point() else _by_index(init, b, n, k)
+    if isinstance(init, str):
+        if init != "distinct":
+            raise ValueError(f"init={init!r} is unknown; the only one that has a name is 'distinct'")
+        return distinct_indices(x, k)
     if isinstance(init, torch.Generator):
         return top_k(torch.rand(b, n, generator=init, device=init.device).to(x.device), k)
     return _cell_middles(init, n, k).to(x.device).expand(b, k)
@@ -56,6 +63,40 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     """Indices of the K highest scores, ascending; on ties the lowest (``torch.topk`` may take any)."""
     order = scores.sort(dim=1, descending=True, stable=True).indices  # (B, N)
     return order[:, :k].sort(dim=1).values
+
+
+@torch.no_grad()
+def distinct_indices(x: Tensor, k: int, *, distance: Tensor | None = None) -> Tensor:
+    """K of the N tokens that have no near twin among the others: ``(B, K)``, ascending.
+
+    The tokens are dealt out to two sides in turn, so that of two twins only one can go: those of the
+    first side that lie nearest to one of the second are left out. Where fewer than the second side are to
+    stay, it is dealt out again. ``distance (B, N, N)``, if known, saves making the N²/4 squared distances.
+    """
+    n, first, step = x.shape[1], 0, 1
+    while k <= n // 2:
+        n, first, step = n // 2, first + step, 2 * step
+    if k == n:
+        return torch.arange(first, x.shape[1], step, device=x.device).expand(len(x), -1)
+    ours, theirs = slice(first, None, 2 * step), slice(first + step, None, 2 * step)
+    others = torch.arange(first + step, x.shape[1], 2 * step, device=x.device).expand(len(x), -1)
+    if distance is None:
+        nearest = nearest_distance(x[:, ours], x[:, theirs])  # (B, first side)
+    else:
+        nearest = distance[:, ours, theirs].amin(2)
+    farthest = nearest.sort(dim=1, descending=True, stable=True).indices[:, : k - others.shape[1]]
+    return torch.cat((farthest * (2 * step) + first, others), dim=1).sort(dim=1).values
+
+
+def nearest_distance(x: Tensor, others: Tensor) -> Tensor:
+    """min_j ‖x_i − y_j‖² for ``x (B, N, C)`` and ``others (B, M, C)``: ``(B, N)``."""
+    if x.dtype != torch.float64:
+        x, others = x.float(), others.float()
+    with torch.autocast(x.device.type, enabled=False):
+        middle = others.mean(1, keepdim=True)  # so that a large common part costs no digits
+        x, others = x - middle, others - middle
+        square = others.square().sum(2).unsqueeze(1)  # (B, 1, M)
+        return torch.baddbmm(square, x, others.mT, alpha=-2).amin(2) + x.square().sum(2)
 
 
 def cell_grid(k: int, grid: tuple[int, int]) -> tuple[int, int]:

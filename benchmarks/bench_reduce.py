@@ -1,0 +1,116 @@
+"""Token reduction against the plain model, interleaved in one run: images/s, and what pooling takes of them.
+
+    python benchmarks/bench_reduce.py --save results/bench_reduce.json
+
+DeiT-S at 224², eager, batch 8 and 1. Targets: at the schedule deit_small/3 (2.33 of 4.6 GMACs) at least 1.7
+times the images/s at batch 8 and 1.4 times at batch 1, at most 8 % of the forward pass in the pooling at
+batch 8, and deit_small/0 not slower than the plain model by more than 3 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import visualtokens
+from visualtokens.bench import interleave, machine
+from visualtokens.reduce import Pool, macs
+
+BASE = "deit_small_patch16_224"
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "weighted_kmedoids": dict(method="weighted_kmedoids", keep="deit_small/3"),
+    "weighted_kmedoids, not carried": dict(method="weighted_kmedoids", keep="deit_small/3", carry=False),
+    "kmedoids": dict(method="kmedoids", keep="deit_small/3"),
+    "kmeans": dict(method="kmeans", keep="deit_small/3"),
+    "power_bert": dict(method="power_bert", keep="deit_small/3"),
+    "merge": dict(method="merge", keep="deit_small/3"),
+    "merge, 13 a block": dict(method="merge", keep=-13),
+    "weighted_kmedoids, deit_small/0": dict(method="weighted_kmedoids", keep="deit_small/0"),
+}
+PASSES = 15  # for the share of the pooling
+
+
+def runner(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        with torch.inference_mode():
+            return model(images)
+
+    return run
+
+
+def pooling_share(model: nn.Module, images: Tensor) -> float:
+    """The share of a forward pass that is spent inside the pools; the median over some passes."""
+    spent: list[float] = []
+    pools = [m for m in model.modules() if isinstance(m, Pool)]
+    handles = [p.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter())) for p in pools]
+    handles += [p.register_forward_hook(lambda *_: spent.append(time.perf_counter())) for p in pools]
+    run, shares = runner(model, images), []
+    for _ in range(PASSES):
+        spent.clear()
+        start = time.perf_counter()
+        run()
+        shares.append(sum(spent) / (time.perf_counter() - start))
+    for handle in handles:
+        handle.remove()
+    return statistics.median(shares)
+
+
+def measure(batch: int, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    plain = timm.create_model(BASE).eval()
+    images = torch.randn(batch, 3, 224, 224)
+    models = {"plain": plain}
+    for name, options in CANDIDATES.items():
+        given = dict(options)
+        models[name] = visualtokens.reduce(copy.deepcopy(plain), given.pop("method"), **given)
+    timings = interleave({name: runner(model, images) for name, model in models.items()}, rounds=rounds)
+    rows = {}
+    for name, model in models.items():
+        rate, ratio = timings.rate(name, batch), timings.ratio(name)
+        rows[name] = {
+            "gmacs": macs(model).total / 1e9,
+            "images_per_second": rate.median,
+            "ratio": ratio.median,
+            "ratio_low": ratio.low,
+            "ratio_high": ratio.high,
+            "pooling_share": pooling_share(model, images) if name != "plain" else 0.0,
+        }
+    return {"batch": batch, "quiet": timings.quiet, "noisy_turns": timings.noisy, "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--save", type=Path, help="write the result here as JSON")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 1])
+    options = parser.parse_args()
+    result: dict[str, Any] = {
+        "command": "python benchmarks/bench_reduce.py --save results/bench_reduce.json",
+        "machine": machine(),
+        "model": BASE,
+        "measured": [measure(batch, options.rounds) for batch in options.batches],
+    }
+    for measured in result["measured"]:
+        print(f"\nbatch {measured['batch']}, quiet: {measured['quiet']}")
+        for name, row in measured["rows"].items():
+            print(
+                f"  {name:34s} {row['gmacs']:.2f} GMACs {row['images_per_second']:7.1f} images/s "
+                f"{row['ratio']:.2f}× [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]  "
+                f"pooling {row['pooling_share']:.1%}"
+            )
+    if options.save:
+        options.save.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

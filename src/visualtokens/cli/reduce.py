@@ -1,0 +1,338 @@
+"""``vtok reduce``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Literal
+
+from visualtokens.cli.bench import parse_size
+from visualtokens.cli.report import unreadable_as_json, warn_unreadable
+from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from visualtokens.data import BadImage, Preprocess
+    from visualtokens.reduce.plan import Plan
+    from visualtokens.reduce.tradeoff import Tradeoff
+
+SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds: the curve beside what was asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReduceConfig:
+    """Make a vision transformer faster by giving it fewer tokens, and see what that costs."""
+
+    model: str
+    """Checkpoint folder that `vtok train --out` wrote, or the name of a vision transformer of timm."""
+
+    weights: str | None = None
+    """For a name: its weights, a .safetensors or .pth file, or pretrained to fetch timm's. Else random."""
+
+    method: str = "weighted_kmedoids"
+    """How tokens become fewer: kmeans, weighted_kmeans, kmedoids, weighted_kmedoids, power_bert, importance,
+    random, merge or conv."""
+
+    keep: str | float | int | None = None
+    """How many tokens stay: the share in the end (0.5), so many fewer in every block (-13), a published
+    schedule (deit_small/3), or one number per block (196,150,120,…)."""
+
+    macs: float | None = None
+    """Budget: at most so many multiply-adds per image; up to 1, the share of the model's own."""
+
+    speedup: float | None = None
+    """Budget: at least so many times as fast, measured on this machine."""
+
+    latency: float | None = None
+    """Budget: at most so many milliseconds for a batch, by default of one image."""
+
+    data: str | None = None
+    """Images to judge by: digits, digit_scenes, folder:PATH, npz:FILE. If their classes are the model's, the
+    accuracy, else how often the answer is still that of the whole model."""
+
+    split: Literal["train", "val"] = "val"
+    """Which part of the data."""
+
+    images: int = 256
+    """How many images of the data to judge by, evenly taken; 0 takes all."""
+
+    size: int | str | None = None
+    """Size of the images: one number for squares, or HEIGHTxWIDTH; by default the model's own."""
+
+    batch: int | None = None
+    """Images per step; by default 8, for --latency 1."""
+
+    rounds: int = 5
+    """How often each schedule takes its turn; the table tells the middle one."""
+
+    save: str | None = None
+    """Picture to draw the curve in: a .png, .svg or .pdf file."""
+
+    search: bool = False
+    """Learn what each block must keep instead (soft extraction), then fine-tune with it; see --lambda."""
+
+    lambda_: float | None = None
+    """For --search: the price of a token in the loss; a higher one keeps fewer."""
+
+    out: str | None = None
+    """For --search: folder for what is learned. The same command goes on if it was stopped."""
+
+    search_epochs: int = 30
+    """For --search: epochs of soft extraction."""
+
+    epochs: int = 30
+    """For --search: epochs of fine-tuning."""
+
+    train: dict[str, Any] = field(default_factory=dict)
+    """For --search: options of `vtok train` for both, such as --train.lr 1e-4 --train.batch 256."""
+
+
+def run(config: ReduceConfig) -> Result:
+    """Measure the trade-off, or search."""
+    from visualtokens.reduce import METHODS
+
+    if config.method not in METHODS:
+        raise unknown("method", config.method, METHODS)
+    budgets = [n for n in ("keep", "macs", "speedup", "latency") if getattr(config, n) is not None]
+    if len(budgets) > 1 or (budgets and config.search):
+        given = [*budgets, *(["search"] if config.search else [])]
+        raise UserError(f"--{' and --'.join(given)} exclude each other; give one of them")
+    return _search(config) if config.search else _measure(config)
+
+
+def _measure(config: ReduceConfig) -> Result:
+    from visualtokens.reduce.tradeoff import spread_schedules, tradeoff
+
+    model, classes, preprocess = _open(config)
+    size = preprocess.size
+    batch = config.batch or (1 if config.latency is not None else 8)
+    images, labels, bad = _images(config, preprocess, classes, count=getattr(model, "num_classes", 0))
+    warn_unreadable(bad)
+    method: Any = config.method
+    name, keep, plan = _wanted(config, model, size=size, batch=batch)
+    schedules: dict[str, Any] = {} if keep is None else {name: keep}
+    schedules |= spread_schedules(model, method, size=size, shares=SHARES)
+    found = tradeoff(
+        model,
+        schedules,
+        method=method,
+        images=images,
+        labels=labels,
+        size=size,
+        batch=batch,
+        rounds=config.rounds,
+    )
+    saved = None if config.save is None else str(found.save(config.save))
+    document = {
+        "model": config.model,
+        "keep": None if keep is None else list(found.rows[1].keep),
+        "plan": None if plan is None else asdict(plan),
+        "tradeoff": found.to_dict(),
+        "unreadable": unreadable_as_json(bad),
+        "saved": saved,
+    }
+    return Result(_text(config, found, chosen=keep is not None, saved=saved), document)
+
+
+def _wanted(
+    config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int
+) -> tuple[str, Any, Plan | None]:
+    """What was asked for: its name in the table, the schedule, and the plan if there was a budget."""
+    from visualtokens.reduce.plan import plan
+
+    if config.keep is not None:
+        return f"keep {config.keep}"[:24], parse_keep(config.keep), None
+    method: Any = config.method
+    if config.macs is not None:
+        found = plan(model, macs=config.macs, method=method, size=size)
+        return f"macs {config.macs:g}", found.keep, found
+    if config.speedup is None and config.latency is None:
+        return "", None, None
+    found = plan(
+        model,
+        speedup=config.speedup,
+        latency_ms=config.latency,
+        method=method,
+        size=size,
+        batch=batch,
+        rounds=config.rounds,
+    )
+    if config.speedup is not None:
+        return f"speedup {config.speedup:g}", found.keep, found
+    return f"latency {config.latency:g} ms", found.keep, found
+
+
+def parse_keep(keep: str | float | int) -> Any:
+    """What ``reduce(keep=)`` takes, from what was typed."""
+    if not isinstance(keep, str) or "/" in keep:
+        return keep
+    try:
+        numbers = [float(part) if "." in part else int(part) for part in keep.split(",")]
+    except ValueError as error:
+        raise UserError(
+            f"keep {keep!r} is not understood; give 0.5, -13, deit_small/3 or one number per block: 196,150,…"
+        ) from error
+    return numbers if "," in keep else numbers[0]
+
+
+def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess]:
+    """The model, the names of its classes if they are known, and how images are prepared for it."""
+    from visualtokens.reduce.support import check, transformer
+    from visualtokens.tasks.build import preprocess_for
+    from visualtokens.train import load_checkpoint
+
+    classes: list[str] | None = None
+    wanted = None if config.size is None else parse_size(config.size)
+    if Path(config.model).exists():
+        if config.weights is not None:
+            raise UserError(f"{config.model!r} has weights of its own; leave --weights out")
+        checkpoint = load_checkpoint(config.model)
+        model, classes, preprocess = checkpoint.model, checkpoint.classes, checkpoint.preprocess
+    else:
+        model = _named(config.model, config.weights, wanted)
+        preprocess = preprocess_for(model)
+    vit: Any = transformer(model)
+    check(vit)
+    if "reduction" in vit.__dict__:
+        raise UserError(f"{config.model!r} is reduced already; give the checkpoint of the whole model")
+    if wanted is not None and wanted != tuple(vit.patch_embed.img_size):
+        vit.set_input_size(img_size=wanted)
+    return model.eval(), classes, _sized(preprocess, tuple(vit.patch_embed.img_size))
+
+
+def _sized(preprocess: Preprocess, size: tuple[int, int]) -> Preprocess:
+    from dataclasses import replace
+
+    return replace(preprocess, size=size)
+
+
+def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.Module:
+    """A model of timm."""
+    import timm
+    from timm.models import load_state_dict
+
+    if not timm.is_model(name):
+        raise unknown("model (or checkpoint folder)", name, timm.list_models())
+    sized = {} if size is None else {"img_size": size}
+    if weights is None or weights == "pretrained":
+        return timm.create_model(name, pretrained=weights is not None, **sized)
+    if not Path(weights).is_file():
+        raise UserError(f"weights {weights!r} is not a file; give a .safetensors or .pth file, or pretrained")
+    state = load_state_dict(weights, weights_only=True)
+    classifier = timm.get_pretrained_cfg(name).classifier or "head"
+    rows = state.get(f"{classifier}.weight")
+    model = timm.create_model(name, num_classes=0 if rows is None else len(rows), **sized)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(f"{weights} does not fit {name!r} (is --size right?): {text}") from error
+    return model
+
+
+def _images(
+    config: ReduceConfig, preprocess: Preprocess, classes: list[str] | None, *, count: int
+) -> tuple[Tensor | None, Tensor | None, list[BadImage]]:
+    """Images ``(n, 3, H, W)``, their labels if they are of the model's classes, and what cannot be read."""
+    import torch
+
+    from visualtokens.data import BadImage, open_dataset
+
+    if config.data is None:
+        return None, None, []
+    dataset = open_dataset(config.data, config.split)
+    wanted = min(config.images or len(dataset), len(dataset))
+    images, labels, bad = [], [], []
+    for i in range(wanted):
+        try:
+            image, label = dataset[i * len(dataset) // wanted]
+        except BadImage as error:
+            bad.append(error)
+            continue
+        images.append(preprocess(image))
+        labels.append(label)
+    if not images:
+        raise UserError(f"none of the {wanted} images of {config.data} could be read")
+    # Of a model of timm only the number of classes is known.
+    same = dataset.classes == classes if classes is not None else len(dataset.classes) == count
+    return torch.stack(images), torch.tensor(labels) if same else None, bad
+
+
+def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | None) -> str:
+    lines = [found.table()]
+    if config.weights is None and not Path(config.model).exists():
+        lines.append(
+            "The weights are random: speed and memory are real, the rest says nothing; see --weights."
+        )
+    if chosen:
+        keep = list(found.rows[1].keep)
+        lines += ["", f"{found.rows[1].name}: visualtokens.reduce(model, {config.method!r}, keep={keep})"]
+    if saved:
+        lines += ["", f"curve saved as {saved}"]
+    return "\n".join(lines)
+
+
+def _search(config: ReduceConfig) -> Result:
+    from visualtokens.reduce.cost import macs
+    from visualtokens.reduce.search import Interrupted, finetune, search
+    from visualtokens.train import CannotSave, Diverged, load_checkpoint
+
+    for name in ("lambda_", "data", "out"):
+        if getattr(config, name) is None:
+            raise UserError(f"--search needs --{name.removesuffix('_')}; --help shows an example")
+    if not Path(config.model).exists():
+        raise UserError(f"--search starts from a checkpoint folder, and {config.model!r} does not exist")
+    out, data, price = str(config.out), str(config.data), float(config.lambda_ or 0)
+    try:
+        found = search(
+            config.model,
+            data=data,
+            out=out,
+            price=price,
+            options=config.train | {"epochs": config.search_epochs},
+        )
+        tuned = finetune(
+            found.start,
+            data=data,
+            out=Path(out) / config.method,
+            method=config.method,
+            keep=found.keep,
+            options=config.train | {"epochs": config.epochs},
+        )
+    except Interrupted as stop:
+        return Result(str(stop), {"signal": stop.signal}, code=128 + stop.signal)
+    except (CannotSave, Diverged) as error:
+        raise Failure(str(error)) from error
+    warn_unreadable(tuned.unreadable)
+    whole = macs(load_checkpoint(config.model).model).total
+    cost = macs(load_checkpoint(tuned.out).model).total
+    text = (
+        f"lambda {price:g} keeps {list(found.keep)}\n"
+        f"{cost / 1e9:.3f} GMACs, {cost / whole:.0%} of the whole model's\n"
+        f"accuracy {found.soft.accuracy or 0:.1%} with soft extraction, "
+        f"{tuned.accuracy or 0:.1%} with {config.method} after fine-tuning\n"
+        f"saved in {tuned.out}; try: vtok eval --checkpoint {quote(tuned.out)} --data {quote(data)}"
+    )
+    document = {
+        "lambda": price,
+        "keep": list(found.keep),
+        "mass": list(found.mass),
+        "macs": cost,
+        "full_macs": whole,
+        "soft_accuracy": found.soft.accuracy,
+        "accuracy": tuned.accuracy,
+        "out": tuned.out,
+        "unreadable": unreadable_as_json(tuned.unreadable),
+    }
+    return Result(text, document, silent=not tuned.leads)
+
+
+VERB = Verb(
+    config=ReduceConfig,
+    run=run,
+    example="vtok reduce deit_small_patch16_224 --speedup 2 --data folder:photos --save curve.png",
+    positional="model",
+)

@@ -1,0 +1,133 @@
+"""The attention of timm's blocks, opened up where pooling has to look inside.
+
+As long as nobody looks inside, timm's own module runs. Otherwise the same computation is spelled out
+here, for all of timm's plain self-attentions: fused or separate projections, separate biases, query and
+key norms, rotary positions, grouped queries, gates and inner norms.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.models.eva import EvaAttention
+from torch import Tensor, nn
+
+from visualtokens.ops import attend, significance
+
+Evidence = Literal["significance", "keys"]
+
+# By their forward: a subclass that changes it computes something else.
+KNOWN = {kind.forward for kind in (Attention, AttentionRope, EvaAttention)}
+
+
+def known(attn: nn.Module) -> bool:
+    """Whether :func:`attention` can stand in for this module."""
+    return type(attn).forward in KNOWN
+
+
+class Attended(NamedTuple):
+    """The answer of an attention, and what pooling asked to see of it. N counts all tokens here."""
+
+    out: Tensor  # (B, N, C)
+    significance: Tensor | None = None  # (B, N): how much attention each token receives
+    keys: Tensor | None = None  # (B, N, D): the mean of the heads' keys
+
+
+class Inputs(NamedTuple):
+    """What an attention is given beside the tokens."""
+
+    bias: Tensor | None = None  # (B, N): added to the logits of every query, log s of token s
+    rope: Tensor | None = None  # rotary positions of the tokens behind the prefix
+    alpha: Tensor | float | None = None  # unit queries and keys, logits times this (Appendix F)
+
+
+def attention(attn: nn.Module, x: Tensor, given: Inputs, needs: frozenset[Evidence]) -> Attended:
+    """softmax(q kᵀ · scale + bias) v of ``x (B, N, C)`` and, if needed, who received how much of it."""
+    if not needs and given.alpha is None:
+        return Attended(_timm(attn, x, given))
+    module: Any = attn  # whose parts nn.Module does not declare
+    q, k, v = _projections(module, x, given.rope)  # (B, heads, N, D)
+    scale: Tensor | float = module.scale
+    if given.alpha is not None:
+        q, k, scale = F.normalize(q, dim=3), F.normalize(k, dim=3), given.alpha
+    keys = k.mean(1) if "keys" in needs else None  # (B, N, D)
+    received = None
+    if "significance" in needs or (module.training and module.attn_drop.p > 0):
+        weights = _weights(q, k, given.bias, scale)  # (B · heads, N, N)
+        if "significance" in needs:
+            received = significance(weights.unflatten(0, q.shape[:2]))  # (B, N)
+        out = torch.bmm(module.attn_drop(weights), v.flatten(0, 1)).unflatten(0, q.shape[:2])
+    elif isinstance(scale, Tensor):
+        out = attend(q * scale, k, v, _mask(given.bias, q), scale=1.0)
+    else:
+        out = attend(q, k, v, _mask(given.bias, q), scale=scale)
+    return Attended(_output(module, x, out), received, keys)
+
+
+def _timm(attn: nn.Module, x: Tensor, given: Inputs) -> Tensor:
+    options: dict[str, Tensor | None] = {}
+    if given.bias is not None:
+        options["attn_mask"] = _mask(given.bias, x)
+    if given.rope is not None:
+        options["rope"] = given.rope
+    return attn(x, **options)
+
+
+def _mask(bias: Tensor | None, like: Tensor) -> Tensor | None:
+    """``(B, 1, 1, N)``: the same for every head and query."""
+    return None if bias is None else bias.to(like.dtype).unsqueeze(1).unsqueeze(1)
+
+
+def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, ``(B, heads, N, D)`` each, with norms and rotary positions applied."""
+    if attn.qkv is None:
+        parts = (attn.q_proj(x), attn.k_proj(x), attn.v_proj(x))
+        q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
+    else:
+        qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _biased(attn, x)
+        q, k, v = qkv.unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if rope is not None:
+        q, k = (_rotate(attn, part, rope).type_as(v) for part in (q, k))
+    groups = getattr(attn, "num_kv_groups", 1)
+    if groups > 1:
+        k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
+    return q, k, v
+
+
+def _biased(attn: Any, x: Tensor) -> Tensor:
+    """EVA's fused projection: learned biases for queries and values, zeros for keys."""
+    bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+    if attn.qkv_bias_separate:
+        return attn.qkv(x) + bias
+    return F.linear(x, attn.qkv.weight, bias)
+
+
+def _rotate(attn: Any, x: Tensor, rope: Tensor) -> Tensor:
+    prefix = attn.num_prefix_tokens
+    half = getattr(attn, "rotate_half", False)
+    return torch.cat((x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)), dim=2)
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: Tensor | float) -> Tensor:
+    """softmax(q kᵀ · scale + bias), ``(B · heads, N, N)``; the product adds the bias while it writes."""
+    b, heads, n, _ = q.shape
+    if isinstance(scale, Tensor):
+        q, scale = q * scale, 1.0
+    if bias is None:
+        start, beta = q.new_empty(1, 1, 1), 0  # ignored
+    else:
+        start, beta = bias.to(q.dtype).repeat(1, heads).view(b * heads, 1, n), 1
+    logits = torch.baddbmm(start, q.flatten(0, 1), k.flatten(0, 1).mT, beta=beta, alpha=scale)
+    return logits.softmax(2)
+
+
+def _output(attn: Any, x: Tensor, out: Tensor) -> Tensor:
+    """From the heads ``(B, heads, N, D)`` back to ``(B, N, C)``."""
+    out = attn.norm(out.transpose(1, 2).flatten(2))
+    if getattr(attn, "gate", None) is not None:
+        out = out * attn.gate(x).sigmoid()
+    return attn.proj_drop(attn.proj(out))
