@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from visualtokens.errors import UserError
-from visualtokens.explain import Explanation, explain
+from visualtokens.explain import Explanation, Layer, explain
 
 from .stubs import OneRegion, explanation, preprocess, quarters
 
@@ -52,15 +52,61 @@ def test_what_it_says_of_itself() -> None:
     assert got.masked_probability(1) == pytest.approx(0.43)
 
 
+@pytest.mark.parametrize(
+    ("target", "truth", "says"),
+    [
+        (1, None, "Explained is the predicted class, dog; whether it is right is not known."),
+        (1, 1, "Explained is the predicted class, dog, which is right."),
+        (1, 2, "Explained is the predicted class, dog, which is wrong: it is bird."),
+        (0, None, "Explained is cat, although the model predicts dog."),
+        (0, 0, "Explained is the right class, cat, although the model predicts dog."),
+    ],
+)
+def test_it_says_which_class_is_explained_and_why(target: int, truth: int | None, says: str) -> None:
+    assert explanation(classes=("cat", "dog", "bird"), target=target, truth=truth).about == says
+
+
+MORE = dict(
+    truth=2,
+    form="hard",
+    attention=np.eye(4, dtype=np.float32).reshape(4, 2, 2)[::-1],
+    of="attention",
+    layers=(
+        Layer("blocks.0.tap", "hard", 4, np.arange(4).reshape(2, 2)),
+        Layer("blocks.1.tap", "hard", 1, np.array([[0, -1], [0, 0]])),
+    ),
+)
+
+
 @pytest.mark.parametrize("classes", [None, ("zero", "<b>", "三")])
-def test_npz_round_trip(tmp_path: Path, classes: tuple[str, ...] | None) -> None:
-    before = explanation(classes=classes)
+@pytest.mark.parametrize("more", [{}, MORE])
+def test_npz_round_trip(tmp_path: Path, classes: tuple[str, ...] | None, more: dict) -> None:
+    before = explanation(classes=classes, **more)
     after = Explanation.load(before.save(tmp_path / "deep" / "x.npz"))
-    for name in ("probabilities", "maps", "importance", "entropy"):
+    for name in ("probabilities", "maps", "importance", "entropy", "assignment", "attention"):
         assert np.array_equal(getattr(after, name), getattr(before, name))
-    for name in ("crop_box", "input_size", "target", "classes", "order", "layer", "shown"):
+    for name in (
+        "crop_box",
+        "input_size",
+        "target",
+        "classes",
+        "order",
+        "layer",
+        "shown",
+        "truth",
+        "form",
+        "of",
+    ):
         assert getattr(after, name) == getattr(before, name)
     assert np.array_equal(np.asarray(after.image), np.asarray(before.image))
+    assert len(after.layers) == len(before.layers)
+    for a, b in zip(after.layers, before.layers, strict=True):
+        assert (a.name, a.form, a.tokens, a.assignment.tolist()) == (
+            b.name,
+            b.form,
+            b.tokens,
+            b.assignment.tolist(),
+        )
 
 
 @pytest.mark.parametrize("classes", [None, ("$1", "$\\frac{", "{}")])
@@ -71,6 +117,24 @@ def test_png_shows_every_panel(tmp_path: Path, classes: tuple[str, ...] | None) 
     for panel in range(4):  # the image and three clusters, in one row
         part = pixels[:, panel * width // 4 : (panel + 1) * width // 4]
         assert len(np.unique(part.reshape(-1, 3), axis=0)) > 50
+
+
+def test_tokens_that_divide_the_patches_are_drawn_too(tmp_path: Path) -> None:
+    got = explanation(**MORE)
+    assert len([ax for ax in got.plot().axes if ax.images]) == 1 + 1 + 3
+    layers = [ax for ax in got.plot_layers().axes if ax.images]
+    assert [ax.get_title() for ax in layers] == [
+        "blocks.0\n4 tokens for 4 patches",
+        "blocks.1\n1 tokens for 4 patches, 1 dropped",
+    ]
+
+
+def test_of_very_many_layers_some_are_drawn() -> None:
+    layers = tuple(Layer(f"blocks.{i}.tap", "hard", 4, np.full((2, 2), i % 4)) for i in range(40))
+    shown = [ax.get_title() for ax in explanation(layers=layers).plot_layers().axes if ax.images]
+    assert len(shown) == 12
+    assert shown[0].startswith("blocks.0\n")
+    assert shown[-1].startswith("blocks.39\n")
 
 
 def test_plot_leaves_nothing_open() -> None:

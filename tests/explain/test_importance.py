@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from visualtokens.explain.importance import TIE, entropy, mask, masked_probabilities, normalise, rank
+from visualtokens.explain.importance import TIE, combine, entropy, mask, masked_probabilities, normalise, rank
 
 from .stubs import MEAN, STD, upsample
 
@@ -104,3 +104,17 @@ def test_rank_is_a_permutation_that_never_puts_a_clearly_weaker_cluster_first(
     assert sorted(order) == list(range(len(clusters)))
     for position, k in enumerate(order):
         assert all(importance[later] - importance[k] < TIE for later in order[position + 1 :])
+
+
+def test_combine_weighs_each_map_by_its_importance_and_leaves_out_what_speaks_against() -> None:
+    maps = np.array([[[1.0, 0.0]], [[0.0, 1.0]], [[0.5, 1.0]]])
+    importance = np.array([0.2, 0.1, -0.7])
+    assert combine(maps, importance).tolist() == [[1.0, 0.0]]
+    assert combine(maps, np.array([0.1, 0.3, 0.2])).tolist() == [[0.0, 1.0]]
+    mixed = combine(np.array([[[1.0, 0.0, 0.5]], [[0.0, 1.0, 0.0]]]), np.array([0.4, 0.1]))  # 0.4, 0.1, 0.2
+    assert mixed[0].tolist() == pytest.approx([1.0, 0.0, 1 / 3])
+
+
+@pytest.mark.parametrize("importance", [[0.0, 0.0], [-0.1, -0.5]])
+def test_nothing_that_matters_is_an_empty_map(importance: list[float]) -> None:
+    assert combine(np.eye(2).reshape(2, 1, 2), np.array(importance)).tolist() == [[0.0, 0.0]]

@@ -54,6 +54,16 @@ def test_outside_the_crop_is_dimmed_and_without_heat() -> None:
     assert drawn[:, 3:7].min() > 150
 
 
+def test_of_a_strip_the_part_around_the_crop_is_drawn() -> None:
+    pixels = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (1, 10, 3))  # rows of their own grey
+    shown, box = for_display(Image.fromarray(pixels), (0, 150, 10, 160), side=80)
+    assert shown.size == (20, 80)  # 10×40 of the 10×200 pixels, twice as large
+    assert box == (0, 30, 20, 50)
+    assert np.asarray(shown)[30, 0, 0] == 150  # the crop begins where the box says
+    end, box = for_display(Image.fromarray(pixels), (0, 190, 10, 200), side=80)
+    assert (end.size, box) == ((20, 80), (0, 60, 20, 80))
+
+
 def test_the_original_is_framed_where_it_is_cropped_and_untouched_where_not() -> None:
     photo = Image.new("RGB", (40, 20), (100, 150, 200))
     assert framed(photo, (0, 0, 40, 20)) is photo
@@ -76,7 +86,10 @@ def test_tiny_images_keep_their_pixels_and_large_ones_shrink() -> None:
     shown, box = for_display(Image.new("RGB", (4000, 1000)), (1500, 0, 2500, 1000), side=400)
     assert shown.size == (400, 100)
     assert box == (150, 0, 250, 100)
-    assert for_display(Image.new("RGB", (5000, 1)), (0, 0, 5000, 1), side=100)[0].size == (100, 1)
+    assert for_display(Image.new("RGB", (5000, 1)), (0, 0, 5000, 1), side=100)[0].size == (
+        100,
+        25,
+    )  # a strip is drawn around its crop
 
 
 @pytest.mark.parametrize(

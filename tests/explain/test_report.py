@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from visualtokens.errors import UserError
-from visualtokens.explain import Report, Sample, write_report
+from visualtokens.explain import Layer, Report, Sample, write_report
 from visualtokens.explain.report import report_page
 
 from .stubs import explanation
@@ -128,6 +128,20 @@ def test_an_explanation_is_saved_with_the_same_care(tmp_path: Path) -> None:
     assert f"Why “{NASTY}”?" in "".join(page.text)
 
 
+def test_a_page_shows_who_reads_the_clusters_and_what_tokens_stand_for(tmp_path: Path) -> None:
+    layers = (
+        Layer("blocks.0.tap", "hard", 4, np.arange(4).reshape(2, 2)),
+        Layer("blocks.1.tap", "hard", 2, np.array([[0, 0], [1, -1]])),
+    )
+    plain, full = explanation(), explanation(attention=explanation().maps, layers=layers, form="hard")
+    pages = [Page(one.save(tmp_path / "x.html").read_text(encoding="utf-8")) for one in (plain, full)]
+    assert len(pages[0].find("img")) == 1 + 3
+    assert len(pages[1].find("img")) == 1 + 3 + 3 + 2
+    assert "blocks.1: 2 tokens for 4 patches, 1 dropped" in [img["alt"] for img in pages[1].find("img")]
+    assert "Who reads them" in pages[1].text
+    assert full.about in pages[1].text
+
+
 def test_clusters_come_in_order_with_their_numbers() -> None:
     text = report_page(full_report())
     card = text[text.index('<article class="sample">') : text.index("</article>")]
@@ -151,7 +165,8 @@ def test_verdicts() -> None:
     assert "✓ right" in verdicts[0]
     assert "cat.jpg" in verdicts[0]
     assert "✗ wrong: it is two" in verdicts[1]
-    assert "right" not in verdicts[2]
+    assert not {"✓", "✗"} & set(verdicts[2])
+    assert "whether it is right is not known" in verdicts[2]
     assert "wrong" not in verdicts[2]
     assert "explained: zero" in verdicts[2]
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from visualtokens.cli.report import table
 from visualtokens.cli.verb import Result, Verb
-from visualtokens.errors import unknown
+from visualtokens.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from visualtokens.explain import Explanation
+    from visualtokens.train import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainConfig:
     """Draw which regions of an image a checkpoint's answer rests on."""
 
-    image: str
-    """Image file."""
+    image: str = ""
+    """Image file, or a folder of them. One in a folder named after a class is taken to be of that class."""
 
     checkpoint: str
     """Folder that `vtok train --out` wrote."""
 
-    save: str = "explanation.html"
-    """Where to write the explanation: a page (.html), a picture (.png) or the numbers (.npz)."""
+    save: str = ""
+    """Where to write: a page (.html), and of one image also a picture (.png) or the numbers (.npz).
+    By default explanation.html, of --faithfulness faithfulness.png."""
 
     target: str | int | None = None
     """Name of the class to explain; by default the one the model predicts."""
@@ -32,37 +35,105 @@ class ExplainConfig:
     layer: int = -1
     """Which grouping to draw: 0 is the model's first, -1 its last."""
 
+    of: Literal["groups", "attention"] = "groups"
+    """Which maps to draw and to measure: groups (what the clusters are made of) or attention (who reads
+    them)."""
+
     top: int = 6
     """How many clusters to draw, the most important first."""
+
+    size: int | None = None
+    """Side of the square images the model sees; by default the one it was trained with."""
+
+    batch: int = 16
+    """Masked images per step."""
+
+    faithfulness: bool = False
+    """Instead of drawing: measure on --data how faithful the maps are, beside other methods."""
+
+    data: str = ""
+    """Images for --faithfulness: digits, digit_scenes, folder:PATH or npz:FILE."""
+
+    split: Literal["train", "val"] = "val"
+    """Which part of the data."""
+
+    masks: str = ""
+    """Folder of masks of the same names as the images of --data, which also tell whether the maps find the
+    foreground: 1 foreground, 2 background, 3 undecided, or white on black."""
+
+    methods: list[str] = field(default_factory=list)
+    """Methods for --faithfulness; by default clusters, grad-cam, integrated gradients, rollout, random."""
+
+    images: int = 100
+    """How many images of --data, spread evenly over it."""
+
+    steps: int = 24
+    """Points of the deletion and insertion curves."""
 
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
 
 
 def run(config: ExplainConfig) -> Result:
-    """Explain one image."""
-    from visualtokens.data import read_image
-    from visualtokens.explain import explain
+    """Explain one image, a folder of them, or measure how faithful that is."""
+    if bool(config.image) == config.faithfulness:
+        raise UserError("give an image or a folder to explain, or --faithfulness with --data")
+    checkpoint = _load(config)
+    if config.faithfulness:
+        from visualtokens.cli.explain_faithful import measure
+
+        return measure(config, checkpoint)
+    target = _target(config, checkpoint.classes)
+    if Path(config.image).is_dir():
+        from visualtokens.cli.explain_folder import explain_all
+
+        return explain_all(config, checkpoint, target)
+    return _one(config, checkpoint, target)
+
+
+def _load(config: ExplainConfig) -> Checkpoint:
+    from dataclasses import replace
+
     from visualtokens.train import load_checkpoint, pick_device
 
     checkpoint = load_checkpoint(config.checkpoint)
-    target = None if config.target is None else str(config.target)
-    if target is not None and target not in checkpoint.classes:
-        raise unknown("class", target, checkpoint.classes)
+    checkpoint.model.to(pick_device(config.device))
+    if config.size is None:
+        return checkpoint
+    return replace(checkpoint, preprocess=replace(checkpoint.preprocess, size=(config.size, config.size)))
+
+
+def _target(config: ExplainConfig, classes: list[str]) -> int | None:
+    if config.target is None:
+        return None
+    if str(config.target) not in classes:
+        raise unknown("class", str(config.target), classes)
+    return classes.index(str(config.target))
+
+
+def _one(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
+    from visualtokens.data import read_image
+    from visualtokens.explain import explain
+    from visualtokens.explain.gallery import class_of
+
     explanation = explain(
-        checkpoint.model.to(pick_device(config.device)),
+        checkpoint.model,
         read_image(config.image),
         preprocess=checkpoint.preprocess,
-        target=None if target is None else checkpoint.classes.index(target),
+        target=target,
         layer=config.layer,
         top=config.top,
+        of=config.of,
+        batch=config.batch,
         classes=checkpoint.classes,
+        truth=class_of(Path(config.image), checkpoint.classes),
     )
-    saved = explanation.save(config.save)
+    saved = explanation.save(config.save or "explanation.html")
     document = {
         "image": config.image,
         "predicted": checkpoint.classes[explanation.predicted],
         "target": checkpoint.classes[explanation.target],
+        "about": explanation.about,
         "probability": float(explanation.probabilities[explanation.target]),
         "layer": explanation.layer,
         "clusters": [
@@ -83,7 +154,7 @@ def _text(explanation: Explanation, saved: str) -> str:
     before = float(explanation.probabilities[target])
     rows = [(str(k), f"{explanation.masked_probability(k):.1%}") for k in explanation.top]
     return (
-        f"The model sees {explanation.class_name(target)!r} with {before:.1%}. "
+        f"The model sees {explanation.class_name(target)!r} with {before:.1%}. {explanation.about}\n"
         f"What is left of that when one of its clusters is hidden ({explanation.layer}):\n\n"
         + table(rows, header=("cluster", "left"), right=(0, 1))
         + f"\n\nsaved as {saved}"

@@ -6,7 +6,28 @@
 
 from visualtokens.explain.explainer import explain
 from visualtokens.explain.explanation import Explanation
+from visualtokens.explain.faithfulness import Faithfulness, Judge, Score, gather
+from visualtokens.explain.gallery import Gallery, explain_folder
+from visualtokens.explain.layers import Layer, compose
 from visualtokens.explain.render import overlay
 from visualtokens.explain.report import Report, Sample, write_report
+from visualtokens.explain.saliency import METHODS, Setting
 
-__all__ = ["Explanation", "Report", "Sample", "explain", "overlay", "write_report"]
+__all__ = [
+    "METHODS",
+    "Explanation",
+    "Faithfulness",
+    "Gallery",
+    "Judge",
+    "Layer",
+    "Report",
+    "Sample",
+    "Score",
+    "Setting",
+    "compose",
+    "explain",
+    "explain_folder",
+    "gather",
+    "overlay",
+    "write_report",
+]

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from PIL import Image
 
 from visualtokens.errors import UserError
 from visualtokens.explain.geometry import Box, Floats, place
+from visualtokens.explain.importance import combine
+from visualtokens.explain.layers import Form, Ints, Layer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +32,12 @@ class Explanation:
     entropy: Floats  # (K,), in nats: low is concentrated
     order: tuple[int, ...]  # the K clusters, most important first
     layer: str  # the name of the tap that recorded the grouping
+    form: Form  # how it groups: "soft" maps, a "tessellation" or "hard" groups
+    assignment: Ints  # (h, w): the cluster that holds most of each patch, -1 for none
+    truth: int | None = None  # the right class, if it is known
+    attention: Floats | None = None  # (K, h, w), 0 to 1: how the patches attend to each cluster, if they do
+    of: str = "groups"  # what `maps` are: "groups", or "attention"
+    layers: tuple[Layer, ...] = ()  # all that divide the patches among tokens, from the first
     shown: int = 6  # how many clusters are drawn
 
     @property
@@ -42,6 +49,20 @@ class Explanation:
     def target_is_prediction(self) -> bool:
         """Whether the explained class is also the predicted one, as it is by default."""
         return self.target == self.predicted
+
+    @property
+    def about(self) -> str:
+        """Which class is explained, and how that relates to the prediction and to the truth."""
+        target, predicted = self.class_name(self.target), self.class_name(self.predicted)
+        if not self.target_is_prediction:
+            right = "the right class, " if self.truth == self.target else ""
+            return f"Explained is {right}{target}, although the model predicts {predicted}."
+        if self.truth is None:
+            return f"Explained is the predicted class, {target}; whether it is right is not known."
+        if self.truth == self.predicted:
+            return f"Explained is the predicted class, {target}, which is right."
+        truth = self.class_name(self.truth)
+        return f"Explained is the predicted class, {target}, which is wrong: it is {truth}."
 
     @property
     def top(self) -> tuple[int, ...]:
@@ -59,11 +80,21 @@ class Explanation:
         """``(height, width)`` of the original: cluster k from 0 to 1 inside the crop, 0 outside."""
         return place(self.maps[k], self.crop_box, self.image.size)[0]
 
+    def saliency(self) -> Floats:
+        """``(h, w)`` on the patch grid, 0 to 1: all clusters in one map, each by its importance."""
+        return combine(self.maps, self.importance)
+
     def plot(self) -> Figure:
         """A matplotlib figure of the image and its top clusters."""
         from visualtokens.explain.render import figure
 
         return figure(self)
+
+    def plot_layers(self) -> Figure:
+        """A matplotlib figure of what the tokens stand for, layer by layer."""
+        from visualtokens.explain.render import layers_figure
+
+        return layers_figure(self)
 
     def save(self, path: str | Path) -> Path:
         """Write a picture (.png), a page (.html) or the data (.npz, for :meth:`load`)."""
@@ -78,43 +109,14 @@ class Explanation:
 
             path.write_text(explanation_page(self), encoding="utf-8")
         else:
-            self._save_npz(path)
+            from visualtokens.explain.storage import save_npz
+
+            save_npz(self, path)
         return path
 
-    def _save_npz(self, path: Path) -> None:
-        np.savez_compressed(
-            path,
-            image=np.asarray(self.image),
-            crop_box=np.array(self.crop_box),
-            input_size=np.array(self.input_size),
-            probabilities=self.probabilities,
-            target=np.array(self.target),
-            classes=np.array(self.classes or (), dtype=np.str_),
-            maps=self.maps,
-            importance=self.importance,
-            entropy=self.entropy,
-            order=np.array(self.order),
-            layer=np.array(self.layer),
-            shown=np.array(self.shown),
-        )
-
-    @classmethod
-    def load(cls, path: str | Path) -> Explanation:
+    @staticmethod
+    def load(path: str | Path) -> Explanation:
         """Read what :meth:`save` wrote to a .npz file."""
-        with np.load(path, allow_pickle=False) as data:
-            left, top, right, bottom = data["crop_box"].tolist()
-            height, width = data["input_size"].tolist()
-            return cls(
-                image=Image.fromarray(data["image"]),
-                crop_box=(left, top, right, bottom),
-                input_size=(height, width),
-                probabilities=data["probabilities"],
-                target=int(data["target"]),
-                classes=tuple(data["classes"].tolist()) or None,
-                maps=data["maps"],
-                importance=data["importance"],
-                entropy=data["entropy"],
-                order=tuple(data["order"].tolist()),
-                layer=str(data["layer"]),
-                shown=int(data["shown"]),
-            )
+        from visualtokens.explain.storage import load_npz
+
+        return load_npz(path)

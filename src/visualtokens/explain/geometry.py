@@ -20,13 +20,32 @@ def place(heat: Floats, box: Box, size: tuple[int, int]) -> tuple[Floats, NDArra
     inside it. Bilinear between the centres of the cells, constant beyond the outermost centres: the
     same surface that ``interpolate(..., mode="bilinear", align_corners=False)`` samples.
     """
-    left, top, right, bottom = box
-    width, height = size
-    x = (np.arange(width) + 0.5 - left) / (right - left)  # (width,): 0 to 1 inside the box
-    y = (np.arange(height) + 0.5 - top) / (bottom - top)  # (height,)
-    inside = ((y >= 0) & (y <= 1))[:, None] & ((x >= 0) & (x <= 1))[None]  # (height, width)
+    x = _share(size[0], box[0], box[2])  # (width,)
+    y = _share(size[1], box[1], box[3])  # (height,)
+    inside = _inside(x, y)
     canvas = _hat(y, heat.shape[0]) @ heat @ _hat(x, heat.shape[1]).T  # (height, width)
     return np.where(inside, canvas, 0).astype(np.float32), inside
+
+
+def cells(labels: NDArray[np.int64], box: Box, size: tuple[int, int]) -> NDArray[np.int64]:
+    """Spread ``labels (h, w)`` over ``box`` on a canvas of ``size`` = (width, height), without blending.
+
+    Every pixel has the label of the cell that its centre lies in, and -2 where that is outside the box.
+    """
+    x = _share(size[0], box[0], box[2])  # (width,)
+    y = _share(size[1], box[1], box[3])  # (height,)
+    row = np.clip((y * labels.shape[0]).astype(int), 0, labels.shape[0] - 1)
+    column = np.clip((x * labels.shape[1]).astype(int), 0, labels.shape[1] - 1)
+    return np.where(_inside(x, y), labels[row[:, None], column], -2)
+
+
+def _share(pixels: int, start: float, end: float) -> Floats:
+    """``(pixels,)``: where the centre of each pixel lies, 0 to 1 from start to end."""
+    return (np.arange(pixels) + 0.5 - start) / (end - start)
+
+
+def _inside(x: Floats, y: Floats) -> NDArray[np.bool_]:
+    return ((y >= 0) & (y <= 1))[:, None] & ((x >= 0) & (x <= 1))[None]  # (height, width)
 
 
 def _hat(t: Floats, cells: int) -> Floats:

@@ -9,7 +9,18 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from visualtokens.explain.explanation import Explanation
-from visualtokens.explain.render import change, colour_stops, data_uri, for_display, framed, overlay
+from visualtokens.explain.render import (
+    change,
+    colour_stops,
+    data_uri,
+    draw_cluster,
+    draw_layer,
+    drawn_layers,
+    for_display,
+    framed,
+    layer_title,
+    overlay,
+)
 from visualtokens.explain.style import CSS
 
 KeyFigure = tuple[str, str, str]  # label, value, note
@@ -73,29 +84,63 @@ def ranked_classes(explanation: Explanation, *, count: int = 5) -> str:
     return f'<div class="wide"><table class="list">\n<tbody>\n{rows}</tbody>\n</table></div>\n'
 
 
-def sample_card(explanation: Explanation, *, truth: int | None = None, name: str = "") -> str:
+def sample_card(explanation: Explanation, *, name: str = "", side: int = SIDE) -> str:
     """The image with what the model said of it, and its top clusters, most important first."""
-    picture, box = for_display(explanation.image, explanation.crop_box, side=SIDE)
+    picture, box = for_display(explanation.image, explanation.crop_box, side=side)
     clusters = []
     for position, k in enumerate(explanation.top, start=1):
-        drawn = overlay(picture, explanation.maps[k], box=box)
+        drawn = draw_cluster(explanation, k, picture, box)
         clusters.append(_cluster(explanation, k, position, data_uri(drawn)))
     alt = f"{name or 'The image'}, taken for {explanation.class_name(explanation.predicted)}"
     return (
         '<article class="sample">\n<div class="subject">\n'
         f'<img src="{data_uri(framed(picture, box))}" alt="{escape(alt)}">\n'
-        f'<div class="verdict">\n{_verdict(explanation, truth, name)}</div>\n</div>\n'
+        f'<div class="verdict">\n{_verdict(explanation, name)}</div>\n</div>\n'
         f'<ol class="clusters">\n{"".join(clusters)}</ol>\n</article>\n'
     )
 
 
-def _verdict(explanation: Explanation, truth: int | None, name: str) -> str:
+def layer_strip(explanation: Explanation) -> str:
+    """What the tokens stand for, layer by layer."""
+    picture, box = for_display(explanation.image, explanation.crop_box, side=SIDE)
+    items = []
+    for one in drawn_layers(explanation):
+        name, count = layer_title(one)
+        source = data_uri(draw_layer(one, picture, box))
+        items.append(_captioned(source, str(one.tokens), name, alt=f"{name}: {count}"))
+    return f'<ol class="clusters strip">\n{"".join(items)}</ol>\n'
+
+
+def attention_strip(explanation: Explanation) -> str:
+    """For each of the top clusters, how the patches attend to it."""
+    if explanation.attention is None:
+        return ""
+    picture, box = for_display(explanation.image, explanation.crop_box, side=SIDE)
+    items = []
+    for k in explanation.top:
+        drawn = overlay(picture, explanation.attention[k], box=box)
+        alt = f"Where patches attend to cluster {k}"
+        items.append(_captioned(data_uri(drawn), change(explanation, k), f"cluster {k}", alt=alt))
+    return f'<ol class="clusters strip">\n{"".join(items)}</ol>\n'
+
+
+def _captioned(source: str, value: str, caption: str, *, alt: str) -> str:
+    return (
+        f'<li><img src="{source}" alt="{escape(alt)}">'
+        f'<p class="drop"><b>{escape(value)}</b>{escape(caption)}</p></li>\n'
+    )
+
+
+def _verdict(explanation: Explanation, name: str) -> str:
     said, p = explanation.predicted, explanation.probabilities[explanation.predicted]
+    truth = explanation.truth
     lines = [f'<p class="says">{escape(explanation.class_name(said))} <b>{p:.2f}</b></p>\n']
     if truth == said:
         lines.append('<p class="truth right">✓ right</p>\n')
     elif truth is not None:
         lines.append(f'<p class="truth wrong">✗ wrong: it is {escape(explanation.class_name(truth))}</p>\n')
+    else:
+        lines.append('<p class="aside">whether it is right is not known</p>\n')
     if not explanation.target_is_prediction:
         lines.append(
             f'<p class="aside">explained: {escape(explanation.class_name(explanation.target))}</p>\n'

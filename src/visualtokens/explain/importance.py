@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 # Two clusters whose drops in probability differ by less have "similar effects" (Sec. 3.5).
@@ -74,3 +76,15 @@ def rank(importance: Sequence[float], spread: Sequence[float], *, tie: float = T
         order += sorted(equals, key=lambda k: (spread[k], k))
         left = left[len(equals) :]
     return order
+
+
+def combine(maps: NDArray[np.floating], importance: NDArray[np.floating]) -> NDArray[np.floating]:
+    """``(h, w)``, 0 to 1: the mean of the maps ``(K, h, w)``, each weighted by its importance ``(K,)``.
+
+    A cluster without which the class would be more probable speaks against it and is left out. All zeros
+    where nothing speaks for the class.
+    """
+    weights = np.maximum(importance, 0)  # (K,)
+    total = np.tensordot(weights, maps, axes=1)  # (h, w)
+    low, high = total.min(), total.max()
+    return (total - low) / (high - low) if high > low else np.zeros_like(total)

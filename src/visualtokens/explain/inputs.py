@@ -13,6 +13,13 @@ from visualtokens.data.decode import as_rgb
 from visualtokens.errors import UserError
 from visualtokens.explain.geometry import Box
 
+# Of an image that is cropped to fewer pixels a side, a heat map says nothing; the digits have 8.
+LEAST_SIDE = 4
+
+
+class TooSmall(UserError):
+    """An image of which the model would see next to nothing."""
+
 
 @dataclass(frozen=True)
 class Input:
@@ -31,7 +38,9 @@ def prepare(model: nn.Module, image: Image.Image | Tensor, preprocess: Preproces
     std = torch.tensor(preprocess.std).view(3, 1, 1)
     if isinstance(image, Image.Image):
         image = as_rgb(image)
-        return Input(preprocess(image), -mean / std, image, preprocess.crop_box(*image.size))
+        box = preprocess.crop_box(*image.size)
+        _check_box(image, box)
+        return Input(preprocess(image), -mean / std, image, box)
     if isinstance(image, Tensor):
         x = _checked(image)
         picture = (x * std + mean).clamp(0, 1).mul(255).round().byte()  # (3, H, W)
@@ -41,6 +50,15 @@ def prepare(model: nn.Module, image: Image.Image | Tensor, preprocess: Preproces
         f"image is a {type(image).__name__}; give a PIL image (visualtokens.data.read_image opens a file) "
         "or a normalised (3, H, W) tensor"
     )
+
+
+def _check_box(image: Image.Image, box: Box) -> None:
+    across, down = box[2] - box[0], box[3] - box[1]
+    if min(across, down) < LEAST_SIDE:
+        raise TooSmall(
+            f"the image has {image.width}×{image.height} pixels, of which the model sees "
+            f"{across:.3g}×{down:.3g}: too few to explain, give a larger one"
+        )
 
 
 def preprocess_of(model: nn.Module) -> Preprocess:

@@ -13,6 +13,7 @@ from visualtokens.errors import UserError
 from visualtokens.explain import html
 from visualtokens.explain.charts import MOST_CLASSES, Line, confusion, line_chart
 from visualtokens.explain.explanation import Explanation
+from visualtokens.explain.render import place_name
 
 LEARNING = (
     "One point per epoch, from left to right. The loss should fall and the accuracy should rise; when the "
@@ -31,6 +32,22 @@ CLUSTERS = (
     "it relied on them. Most important first; the vivid end of a bar is the probability that was lost (blue) "
     "or gained (orange)."
 )
+ATTENDED = (
+    "Every place of the image attends to a few clusters; each heat map lights up the places that attend to "
+    "one. Those places are blacked out and the model is asked again: the further the probability of its "
+    "answer drops, the more it relied on them. Most important first."
+)
+READ = (
+    "A cluster is made of the places above; here is where its message goes: the brighter a place, the more "
+    "it attends to the cluster (patch-to-cluster attention, mean over the heads)."
+)
+LAYERS = {
+    "tessellation": "Layer by layer: the borders of the super tokens, each place given to the one that holds "
+    "most of it, and how many there are.",
+    "hard": "Layer by layer: the tokens that are left and the places each stands for, filled with their mean "
+    "colour. Places of one colour within a layer belong together; dark ones were dropped.",
+}
+WORDS = {"soft": "Clusters", "tessellation": "Super tokens", "hard": "Tokens"}
 NOTES = "What to keep in mind when reading the above."
 COMMAND = "This command makes this report."
 RANKED = "The classes that the model finds most probable."
@@ -94,24 +111,26 @@ def report_page(report: Report) -> str:
 def explanation_page(explanation: Explanation) -> str:
     name = explanation.class_name(explanation.target)
     p = float(explanation.probabilities[explanation.target])
-    said = "what the model says" if explanation.target_is_prediction else "not what the model says"
     grid = " × ".join(map(str, explanation.maps.shape[1:]))
     figures = [
-        ("Class", name, said),
+        ("Class", name, explanation.about),
         ("Probability", f"{p:.2f}", "of this class, from 0 to 1"),
         (
-            "Clusters",
+            WORDS[explanation.form],
             str(len(explanation.order)),
-            f"on a grid of {grid} places, in {explanation.layer.removesuffix('.tap')}",
+            f"on a grid of {grid} places, in {place_name(explanation.layer)}",
         ),
     ]
     title = f"Why “{name}”?"
     cards = html.colour_key() + html.sample_card(explanation)
-    body = [
-        html.header(title, figures),
-        html.section("What it looked at", CLUSTERS, cards),
-        html.section("What it could be", RANKED, html.ranked_classes(explanation)),
-    ]
+    intro = CLUSTERS if explanation.of == "groups" else ATTENDED
+    body = [html.header(title, figures), html.section("What it looked at", intro, cards)]
+    if explanation.attention is not None and explanation.of == "groups":
+        body.append(html.section("Who reads them", READ, html.attention_strip(explanation)))
+    if explanation.layers:
+        intro = LAYERS[explanation.layers[-1].form]
+        body.append(html.section("What the tokens stand for", intro, html.layer_strip(explanation)))
+    body.append(html.section("What it could be", RANKED, html.ranked_classes(explanation)))
     return html.page(title, body)
 
 
@@ -130,8 +149,10 @@ def _curves(history: Sequence[Mapping[str, float]]) -> str:
 
 
 def _card(sample: Sample, classes: Sequence[str]) -> str:
-    """With the report's class names, unless the explanation has its own."""
+    """With the report's class names and the sample's truth, unless the explanation has its own."""
     explanation = sample.explanation
     if explanation.classes is None and classes:
         explanation = replace(explanation, classes=tuple(classes))
-    return html.sample_card(explanation, truth=sample.truth, name=sample.name)
+    if explanation.truth is None:
+        explanation = replace(explanation, truth=sample.truth)
+    return html.sample_card(explanation, name=sample.name)

@@ -103,6 +103,7 @@ thead .tall { writing-mode: vertical-rl; transform: rotate(180deg); text-align: 
   background: var(--track); }
 .bar .kept { background: rgb(var(--right) / .35); } .bar .lost { background: rgb(var(--right)); }
 .bar .gained { background: rgb(var(--wrong)); }
+.strip { max-width: 900px; }
 @media (max-width: 900px) { .clusters { grid-template-columns: repeat(3, 1fr); } }
 @media (max-width: 640px) {
   .sample { grid-template-columns: 1fr; padding: 16px; }

@@ -56,10 +56,10 @@ def attention(attn: nn.Module, x: Tensor, given: Inputs, needs: frozenset[Eviden
     keys = k.mean(1) if "keys" in needs else None  # (B, N, D)
     received = None
     if "significance" in needs or (module.training and module.attn_drop.p > 0):
-        weights = _weights(q, k, given.bias, scale)  # (B · heads, N, N)
+        weights = _weights(q, k, given.bias, scale)  # (B, heads, N, N)
         if "significance" in needs:
-            received = significance(weights.unflatten(0, q.shape[:2]))  # (B, N)
-        out = torch.bmm(module.attn_drop(weights), v.flatten(0, 1)).unflatten(0, q.shape[:2])
+            received = significance(weights)  # (B, N)
+        out = torch.bmm(module.attn_drop(weights).flatten(0, 1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
     elif isinstance(scale, Tensor):
         out = attend(q * scale, k, v, _mask(given.bias, q), scale=1.0)
     else:
@@ -113,7 +113,7 @@ def _rotate(attn: Any, x: Tensor, rope: Tensor) -> Tensor:
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: Tensor | float) -> Tensor:
-    """softmax(q kᵀ · scale + bias), ``(B · heads, N, N)``; the product adds the bias while it writes."""
+    """softmax(q kᵀ · scale + bias), ``(B, heads, N, N)``; the product adds the bias while it writes."""
     b, heads, n, _ = q.shape
     if isinstance(scale, Tensor):
         q, scale = q * scale, 1.0
@@ -122,7 +122,7 @@ def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: Tensor | float) -
     else:
         start, beta = bias.to(q.dtype).repeat(1, heads).view(b * heads, 1, n), 1
     logits = torch.baddbmm(start, q.flatten(0, 1), k.flatten(0, 1).mT, beta=beta, alpha=scale)
-    return logits.softmax(2)
+    return logits.unflatten(0, (b, heads)).softmax(3)
 
 
 def _output(attn: Any, x: Tensor, out: Tensor) -> Tensor:

@@ -1,0 +1,104 @@
+"""What explaining one image costs, beside the bare forward passes over its masked copies.
+
+    python benchmarks/bench_explain.py [--save results/bench_explain.json]
+
+An explanation at 224² with 49 clusters looks at the image once and at 49 masked copies of it. The copies are
+made before the clock starts for the bare forward, and go through the model in the same batches of 16, or all
+at once. Explaining starts from the photo: preparing, masking, ranking and the maps are part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import visualtokens
+from visualtokens.bench import interleave, machine
+from visualtokens.explain import explain
+from visualtokens.explain.importance import mask, normalise
+from visualtokens.explain.inputs import prepare
+from visualtokens.grouping import record_groupings
+
+MODELS = ("paca_vit_b0",)  # the cheapest with 49 clusters, beside which all else weighs most
+AT_MOST = 1.2
+BATCH = 16
+
+
+def photo() -> Image.Image:
+    """Blobs of colour, 640×480."""
+    small = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC)
+
+
+def masked_copies(model: nn.Module, image: Image.Image) -> Tensor:
+    """``(K, 3, H, W)``: what an explanation of the last grouping shows to the model."""
+    given = prepare(model, image, None)
+    with torch.no_grad(), record_groupings(model) as groupings:
+        model(given.x.unsqueeze(0))
+    maps = list(groupings.values())[-1].maps()[0]
+    return mask(given.x, given.black, normalise(maps))
+
+
+def forward(model: nn.Module, copies: Tensor, batch: int) -> None:
+    with torch.no_grad():
+        for part in copies.split(batch):
+            model(part)
+
+
+def cost(name: str, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model, image = visualtokens.create_model(name).eval(), photo()
+    copies = masked_copies(model, image)
+    candidates = {
+        "explain": lambda: explain(model, image, batch=BATCH),
+        f"forward, batches of {BATCH}": lambda: forward(model, copies, BATCH),
+        "forward, all at once": lambda: forward(model, copies, len(copies)),
+    }
+    timings = interleave(candidates, rounds=rounds)
+    rivals = {}
+    for rival in timings.names[1:]:
+        ratio = timings.ratio(rival)  # how many times as fast as explaining
+        rivals[rival] = {"cost": ratio.median, "interval": [ratio.low, ratio.high]}
+    return {
+        "model": name,
+        "clusters": len(copies),
+        "size": list(copies.shape[2:]),
+        "seconds": {n: timings.rate(n).median ** -1 for n in timings.names},
+        "cost_of_explaining": rivals,
+        "at_most": AT_MOST,
+        "met": all(rival["cost"] <= AT_MOST for rival in rivals.values()),
+        "quiet": timings.quiet,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--save", type=Path, help="write the result here as JSON")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    options = parser.parse_args()
+    rows = []
+    for name in options.models:
+        row = cost(name, options.rounds)
+        rows.append(row)
+        for rival, found in row["cost_of_explaining"].items():
+            spread = "({:.2f}–{:.2f})".format(*found["interval"])
+            print(f"{name:12s} explaining costs {found['cost']:.2f}× {spread} {rival}", flush=True)
+    result = {
+        "command": f"python benchmarks/bench_explain.py --rounds {options.rounds} --save {options.save}",
+        "machine": machine(),
+        "rows": rows,
+    }
+    if options.save:
+        options.save.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
