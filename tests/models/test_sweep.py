@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections import defaultdict
+from fnmatch import fnmatch
 
 import pytest
 import safetensors.torch
@@ -182,7 +183,17 @@ def assert_compiled_equals_eager(name: str, backend: str, tolerance: float) -> N
         assert torch.allclose(compiled(images()), expected, atol=tolerance)
 
 
-@every_model
+def graphs() -> list[object]:
+    """Deeper and wider ones make the same graph as others of their family, only longer: `make test-all`."""
+    more = ("*_base", "*_large", "*_b2*", "*resnet50", "*resnet101")
+    names = visualtokens.list_models()
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * any(fnmatch(name, pattern) for pattern in more))
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", graphs())
 def test_compiles_as_one_graph(name: str) -> None:
     assert_compiled_equals_eager(name, "aot_eager", 1e-5)
 
