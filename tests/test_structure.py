@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "fuse": {"models", "layers"},
     "data": set(),
     "explain": {"ops", "data"},
-    "tasks": {"models", "data"},
+    "tasks": {"models", "layers", "data"},
     "train": {"tasks", "data", "models"},
     "bench": {"models"},
 }

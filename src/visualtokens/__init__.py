@@ -1,5 +1,8 @@
 """Vision transformers that see an image as a few meaningful tokens instead of a grid of patches."""
 
+import importlib
+from typing import Any
+
 from visualtokens.convert import Converted, convert
 from visualtokens.explain import Explanation, explain
 from visualtokens.fuse import fuse, unfuse
@@ -10,6 +13,8 @@ from visualtokens.ops import set_checks
 from visualtokens.reduce import plan, reduce, restore, unmerge
 
 __version__ = "0.1.0"
+
+_TASKS = ("detect", "segment")  # modules that are imported when somebody asks for them
 
 # `convert`, `explain`, `reduce` are functions here; `from visualtokens.explain import …` reaches the package.
 __all__ = [
@@ -32,3 +37,9 @@ __all__ = [
     "unfuse",
     "unmerge",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _TASKS:
+        return importlib.import_module(f"visualtokens.tasks.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

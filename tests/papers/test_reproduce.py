@@ -83,8 +83,8 @@ def test_costs_of_known_models_are_computed_and_no_others(everything):
         assert (row.computed is not None) == known
 
 
-# Where Visual Transformers contradicts itself, or counts without the convolutions of tokens (R50, R101), and
-# Token Pooling's column of the clustering alone, of which 12 are not what the totals contain.
+# Where Visual Transformers contradicts itself, or counts without the convolutions of tokens (R50, R101, FPN),
+# and Token Pooling's column of the clustering alone, of which 12 are not what the totals contain.
 FAR = {
     ("1", "vt_r18", "flops_stage5_ratio"),
     ("1", "vt_r18", "params_total_ratio"),  # 0.91, but Table 2 prints 11.7 M for both
@@ -101,6 +101,8 @@ FAR = {
     ("8", "vt_r50", "gflops"),
     ("8", "vt_r101", "gflops"),
     ("8", "vt_r101", "mparams"),
+    ("10", "vt_fpn_r50", "gflops_fpn"),
+    ("10", "vt_fpn_r101", "gflops_fpn"),
     ("3", "deit_s", "gflops_clustering"),
     ("4", "deit_e318", "gflops_clustering"),
     ("5", "deit_e252", "gflops_clustering"),
@@ -119,6 +121,7 @@ def test_no_other_computed_figure_is_far_from_the_published_one(everything):
 def test_which_figures_differ_from_print(everything):
     """Printed 25.5 for 25.56, 44.4 for 44.55, 7.802 for 7.8014 and 3.4 for 3.34: none rounds so.
 
+    The detectors' multiply-adds are less than 0.1 % from print; the authors' tool is not known exactly.
     STViT's printed multiply-adds are those of the released code, which are told beside ours.
     """
     differ = {
@@ -131,6 +134,11 @@ def test_which_figures_differ_from_print(everything):
         ("resnet101", "mparams"),
         ("resnet101", "gflops"),
         ("paca_vit_b0", "mparams"),
+        ("paca_vit_b2", "mparams"),  # 42.4 for 42.32, of Mask R-CNN
+        *((f"{family}_b{n}", "gflops") for family in ("paca_vit", "pvt_v2") for n in range(3)),
+        ("fpn_r50", "gflops_total"),  # 37.1 for 37.33
+        ("fpn_r50", "gflops_fpn"),  # 12.8 for 12.89
+        ("fpn_r101", "gflops_fpn"),
         ("stvit_small", "gflops"),
         ("stvit_base", "gflops"),
         ("stvit_large", "gflops"),
@@ -173,6 +181,8 @@ def test_which_figures_of_visual_transformers_come_out_as_printed(everything):
         ("6", "vt_r34", "tokens=32", "mflops"),
         ("8", "vt_r18", "advanced_recipe", "mparams"),
         ("8", "vt_r50", "advanced_recipe", "mparams"),
+        ("9", "vt_fpn_r50", "coco-stuff", "gflops_total"),
+        ("9", "vt_fpn_r101", "coco-stuff", "gflops_total"),
     }
 
 
@@ -259,9 +269,9 @@ def test_table_of_everything_fits_and_counts(everything):
         lines = table(listed).splitlines()
         assert max(map(len, lines)) <= 100
         agree, differ = (sum(r.agrees is word for r in everything) for word in (True, False))
-        missing = len(everything) - agree - differ
+        assert agree + differ == len(everything)  # every published cost has its model here
         assert f"{agree + differ} figures compared: {agree} come out as printed, {differ} differ." in lines
-        assert f"{missing} are of models that are not in this version." in lines
+        assert not any("not in this version" in line for line in lines)
     assert f"{643 - len(everything)} are results, shown as published: they are not computed." in lines
     assert any("196 … 173" in line for line in lines)
 

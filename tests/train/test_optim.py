@@ -105,6 +105,15 @@ def test_steps_count_from_the_end_of_the_warm_up(config: Make) -> None:
     assert found[4:] == pytest.approx([0.16 * 0.5 ** ((step - 4) // 8) for step in range(4, 36)])
 
 
+def test_steps_at_the_epochs_that_are_given(config: Make) -> None:
+    settings = config(
+        epochs=12, lr=0.1, schedule="step", decay_epochs=[8.0, 11.0], warmup_epochs=0.5, warmup_lr=0.0
+    )
+    found = rates(settings, steps=4)
+    assert found[:2] == pytest.approx([0.0, 0.05])
+    assert found[2:] == pytest.approx([0.1] * 30 + [0.01] * 12 + [0.001] * 4)
+
+
 def test_by_default_the_rate_starts_and_ends_near_nothing(config: Make) -> None:
     found = rates(config(epochs=10, lr=0.1), steps=10)
     assert found[0] == pytest.approx(1e-6)

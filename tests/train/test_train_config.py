@@ -59,6 +59,8 @@ def test_what_cannot_work_is_refused_by_name_and_value(name: str, value: Any) ->
     ("options", "message"),
     [
         ({"decay_epochs": 3.0}, "decay_epochs=3.0 has no effect with schedule=cosine; leave it out or give"),
+        ({"schedule": "step", "decay_epochs": [8.0, 3.0]}, "decay_epochs=[8.0, 3.0] must be rising, from 0"),
+        ({"schedule": "step", "decay_epochs": [8.0, 99.0]}, "decay_epochs=[8.0, 99.0] must be rising"),
         ({"decay_rate": 0.5}, "decay_rate=0.5 has no effect with schedule=cosine"),
         ({"schedule": "step", "min_lr": 0.0}, "min_lr=0.0 has no effect with schedule=step"),
         ({"warmup_epochs": 0.0, "warmup_lr": 0.0}, "warmup_lr=0.0 has no effect with warmup_epochs=0.0"),

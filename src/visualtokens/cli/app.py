@@ -17,9 +17,9 @@ from visualtokens.errors import UserError, unknown
 
 # The verbs and what each is for. Each lives in a module of its name, which is imported only to run it.
 VERBS = {
-    "train": "Train an image classifier and save it as a checkpoint folder.",
-    "eval": "Measure how well a checkpoint labels the images of a dataset.",
-    "predict": "Say what a checkpoint sees in your images.",
+    "train": "Train a model to classify, segment or detect, and save it as a checkpoint folder.",
+    "eval": "Measure how well a checkpoint does on the images of a dataset.",
+    "predict": "Say, and draw, what a checkpoint sees in your images.",
     "explain": "Draw which regions of an image a checkpoint's answer rests on.",
     "models": "List the models of this library with their size.",
     "bench": "Measure the speed and memory of models, side by side on this machine.",

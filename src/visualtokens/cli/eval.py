@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from visualtokens.cli import detect, segment
 from visualtokens.cli.report import table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.tasks import refuse_others, require_classes, task_of
 from visualtokens.cli.verb import Result, Verb
-from visualtokens.errors import UserError
 
 if TYPE_CHECKING:
     from visualtokens.tasks.classify import Evaluation
 
 SHOWN = 30  # classes in the table
+BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Measure how well a checkpoint labels the images of a dataset."""
+    """Measure how well a checkpoint does on a dataset: labels, pixels or objects, as it was trained."""
 
     checkpoint: str
     """Folder that `vtok train --out` wrote."""
 
     data: str
-    """Images to judge it on: digits, digit_scenes, folder:PATH or npz:FILE."""
+    """Images to judge it on: digits, digit_scenes, folder:PATH or npz:FILE. Of a segmentation model:
+    digit_scenes, masks:, pets:, ade20k:, cocostuff: or lip:PATH; of a detector: digit_scenes, coco:PATH."""
 
     split: Literal["train", "val"] = "val"
     """Which part of the data."""
 
-    batch: int = 64
-    """Images per step."""
+    batch: int | None = None
+    """Images per step; by default 64, 16 of a segmentation model, 4 of a detector."""
 
     size: int | None = None
-    """Side of the square images the model sees; by default the one it was trained with."""
+    """Side of the square images the model sees, of a detector the short side of each; by default as in
+    training."""
+
+    scales: list[float] = field(default_factory=list)
+    """Of a segmentation model: sizes to look at each image in, such as [0.75, 1, 1.25]; the mean counts."""
+
+    flip: bool = False
+    """Of a segmentation model: look at the mirror image, too."""
+
+    window: int | None = None
+    """Of a segmentation model: side of a window that slides over the image; by default it sees it whole."""
 
     workers: int = 0
     """Processes that prepare images; 0 prepares them in this process."""
@@ -42,22 +55,27 @@ class EvalConfig:
 
 
 def run(config: EvalConfig) -> Result:
-    """Evaluate."""
+    """Evaluate as the checkpoint was trained."""
+    task = task_of(config.checkpoint)
+    refuse_others(config, task, {"segment": ("scales", "flip", "window")})
+    if task == "segment":
+        return segment.evaluate(config)
+    return detect.evaluate(config) if task == "detect" else _classify(config)
+
+
+def _classify(config: EvalConfig) -> Result:
     from visualtokens.data import create_loader, open_dataset
     from visualtokens.tasks.classify import evaluate
     from visualtokens.train import load_checkpoint, pick_device
 
     checkpoint = load_checkpoint(config.checkpoint)
     dataset = open_dataset(config.data, config.split)
-    if dataset.classes != checkpoint.classes:
-        raise UserError(
-            f"{config.data} has {_brief(dataset.classes)}, but {config.checkpoint} was trained for "
-            f"{_brief(checkpoint.classes)}; the classes must be the same, in the same order"
-        )
+    require_classes(config.data, dataset.classes, config.checkpoint, checkpoint.classes)
     preprocess = checkpoint.preprocess
     if config.size is not None:
         preprocess = replace(preprocess, size=(config.size, config.size))
-    loader = create_loader(dataset, preprocess, batch=config.batch, train=False, workers=config.workers)
+    batch = BATCH if config.batch is None else config.batch
+    loader = create_loader(dataset, preprocess, batch=batch, train=False, workers=config.workers)
     model = checkpoint.model.to(pick_device(config.device))
     evaluation = evaluate(model, loader, classes=len(checkpoint.classes))
     warn_unreadable(evaluation.unreadable)
@@ -73,11 +91,6 @@ def run(config: EvalConfig) -> Result:
         "unreadable": unreadable_as_json(evaluation.unreadable),
     }
     return Result(_text(evaluation, checkpoint.classes), document)
-
-
-def _brief(classes: list[str]) -> str:
-    shown = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
-    return f"{len(classes)} classes ({shown})"
 
 
 def _text(evaluation: Evaluation, classes: list[str]) -> str:

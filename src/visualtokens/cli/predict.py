@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from visualtokens.cli import detect, segment
 from visualtokens.cli.report import unreadable_as_json, warn_unreadable
+from visualtokens.cli.tasks import refuse_others, task_of
 from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import UserError
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig:
-    """Say what a checkpoint sees in your images."""
+    """Say what a checkpoint sees in your images; one that segments or detects also draws it."""
 
     images: list[str]
     """Image files."""
@@ -26,12 +28,37 @@ class PredictConfig:
     top: int = 5
     """How many classes to tell for each image, the most probable first."""
 
+    out: str | None = None
+    """Of a segmentation model or detector: folder for the pictures; by default predictions."""
+
+    score: float | None = None
+    """Of a detector: how sure it must be of what it draws, from 0 to 1; by default 0.5."""
+
+    scales: list[float] = field(default_factory=list)
+    """Of a segmentation model: sizes to look at each image in, such as [0.75, 1, 1.25]; the mean counts."""
+
+    flip: bool = False
+    """Of a segmentation model: look at the mirror image, too."""
+
+    window: int | None = None
+    """Of a segmentation model: side of a window that slides over the image; by default it sees it whole."""
+
     device: str = "auto"
     """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
 
 
 def run(config: PredictConfig) -> Result:
     """Predict, image by image. One that cannot be read does not stop the others; the exit code is then 1."""
+    task = task_of(config.checkpoint)
+    looks = ("out", "scales", "flip", "window")
+    refuse_others(config, task, {"classify": ("top",), "segment": looks, "detect": ("out", "score")})
+    out = config.out or "predictions"
+    if task == "segment":
+        return segment.predict(config, out=out)
+    return detect.predict(config, out=out) if task == "detect" else _classify(config)
+
+
+def _classify(config: PredictConfig) -> Result:
     from visualtokens.data import BadImage
     from visualtokens.train import load_checkpoint, pick_device
 

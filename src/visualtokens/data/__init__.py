@@ -6,7 +6,8 @@ from visualtokens.data.base import Encoded, ImageDataset, ImageStream, Split
 from visualtokens.data.batch import Batch
 from visualtokens.data.catalog import open_dataset
 from visualtokens.data.decode import BadImage, read_image
-from visualtokens.data.loader import Loader, create_loader
+from visualtokens.data.epochs import Loader
+from visualtokens.data.loader import create_loader
 from visualtokens.data.mix import Mix
 from visualtokens.data.preprocess import Preprocess
 from visualtokens.data.randomness import derive_seed, generator

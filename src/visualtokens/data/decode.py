@@ -20,7 +20,7 @@ MAX_PIXELS = 64_000_000
 
 # What Pillow raises for damaged files, found by flipping and cutting bytes of every format above.
 # OSError and SyntaxError are meant that way; the others escape from its parsers of headers and metadata.
-_DAMAGE = (
+DAMAGE = (
     OSError,
     SyntaxError,
     ValueError,
@@ -68,9 +68,9 @@ def decode_image(source: Path | BinaryIO, name: str) -> Image.Image:
     """What :func:`read_image` gives, from a file or from bytes that ``name`` tells people about."""
     try:
         if isinstance(source, Path):
-            _check_file(source, name)
+            check_file(source, name)
         with Image.open(source, formats=FORMATS) as image:
-            _check_pixels(image, name)
+            check_pixels(image, name)
             image.load()
             rgb = as_rgb(_upright(image))
             rgb.info = {}  # it still tells the way the camera was held, and nobody is to turn it again
@@ -83,7 +83,7 @@ def decode_image(source: Path | BinaryIO, name: str) -> Image.Image:
         raise BadImage(name, f"not an image in a known format ({', '.join(FORMATS)})") from error
     except PermissionError as error:
         raise BadImage(name, "permission denied") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise BadImage(name, f"damaged or unsupported: {error or type(error).__name__}") from error
 
 
@@ -116,7 +116,8 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(grey).convert("RGB")
 
 
-def _check_file(path: Path, name: str) -> None:
+def check_file(path: Path, name: str) -> None:
+    """:class:`BadImage` for what is no file to read from."""
     if not path.exists():
         raise BadImage(name, "no such file")
     if path.is_dir():
@@ -127,7 +128,8 @@ def _check_file(path: Path, name: str) -> None:
         raise BadImage(name, "empty file")
 
 
-def _check_pixels(image: Image.Image, name: str) -> None:
+def check_pixels(image: Image.Image, name: str) -> None:
+    """:class:`BadImage` for an image that would take too much memory, from its header."""
     width, height = image.size
     if width * height > MAX_PIXELS:
         limit = MAX_PIXELS // 1_000_000

@@ -15,7 +15,7 @@ import visualtokens.models  # noqa: F401  registers our models with timm
 from visualtokens.bench import count_macs, count_parameters, macs_by_module
 from visualtokens.layers import SuperTokenAttention, TokenConv
 from visualtokens.layers.tokenizers import Centroids
-from visualtokens.papers import token_pooling
+from visualtokens.papers import detectors, segmenters, token_pooling
 
 Metric = Callable[[nn.Module, tuple[int, int]], float]
 
@@ -38,6 +38,7 @@ class Entry:
     metrics: Mapping[str, Metric] = field(default_factory=lambda: COUNTS)
     other: Mapping[str, Metric] = field(default_factory=dict)
     other_name: str = ""
+    size: tuple[int, int] | None = None  # of the input, where the table does not tell it
 
 
 @functools.cache
@@ -180,6 +181,30 @@ def pooled(setting: token_pooling.Setting) -> Entry:
     return Entry(setting.build, published, {"gflops": token_pooling.gmacs_as_run}, "as it runs")
 
 
+@functools.cache
+def segmented(head: str, depth: int, dataset: str) -> Entry:
+    """A segmentation model of Visual Transformers. Beside its multiply-adds those that the paper counts."""
+    return Entry(
+        lambda: segmenters.segmenter(head, depth, dataset),
+        {"gflops_total": segmenters.total_gmacs, "gflops_fpn": segmenters.pyramid_gmacs},
+        {"gflops_total": segmenters.total_pixel_gmacs, "gflops_fpn": segmenters.pyramid_pixel_gmacs},
+        "pixel MACs",
+    )
+
+
+@functools.cache
+def detected(backbone: str) -> Entry:
+    """Mask R-CNN as PaCa-ViT counts it."""
+    return Entry(
+        lambda: detectors.mask_rcnn(backbone),
+        {
+            "mparams": COUNTS["mparams"],
+            "gflops": lambda model, size: detectors.macs_and_biases(model, size) / 1e9,
+        },
+        size=detectors.SIZE,
+    )
+
+
 RESNET18, RESNET34 = named("resnet18"), named("resnet34")
 
 # (paper, model, variant) as in published.csv
@@ -211,6 +236,17 @@ MODELS: Mapping[tuple[str, str, str], Entry] = {
     ("paca-vit", "pvt_v2_b0_pure", "cifar-100"): named("pvt_v2_b0_pure_32", num_classes=100),
     ("paca-vit", "pvt_v2_b1_pure", "cifar-100"): named("pvt_v2_b1_pure_32", num_classes=100),
     ("paca-vit", "pvt_v2_b2_pure", "cifar-100"): named("pvt_v2_b2_pure_32", num_classes=100),
+    **{
+        ("visual-transformers", f"{head}_r{depth}", dataset): segmented(head, depth, dataset)
+        for head in ("fpn", "vt_fpn")
+        for depth in (50, 101)
+        for dataset in segmenters.CLASSES
+    },
+    **{
+        ("paca-vit", f"{family}_b{n}", "mask-rcnn-1x coco"): detected(f"{family}_b{n}")
+        for family in ("paca_vit", "pvt_v2")
+        for n in range(3)
+    },
     **{("stvit", name, ""): stvit(name) for name in ("stvit_small", "stvit_base", "stvit_large")},
     ("stvit", "stvit", f"{ISO_96} rpe"): stvit("stvit_iso_96"),
     ("stvit", "stvit", f"{ISO_64} rpe"): stvit("stvit_iso_64"),

@@ -64,12 +64,15 @@ def to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _row(figure: Published) -> Row:
     entry = MODELS.get((figure.paper, figure.model, figure.variant))
-    if entry is None or figure.metric not in entry.metrics or figure.size is None:
+    if entry is None or figure.metric not in entry.metrics:
         return Row(figure, None)
-    computed = _value(entry, entry.metrics[figure.metric], figure.size)
+    size = figure.size or entry.size
+    if size is None:
+        return Row(figure, None)
+    computed = _value(entry, entry.metrics[figure.metric], size)
     if figure.metric not in entry.other:
         return Row(figure, computed)
-    return Row(figure, computed, _value(entry, entry.other[figure.metric], figure.size), entry.other_name)
+    return Row(figure, computed, _value(entry, entry.other[figure.metric], size), entry.other_name)
 
 
 @functools.cache

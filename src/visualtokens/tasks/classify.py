@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,6 +17,7 @@ from visualtokens.data import Augment, BadImage, Batch, ImageDataset, Loader, Mi
 from visualtokens.errors import UserError
 from visualtokens.tasks.build import describe_classifier
 from visualtokens.tasks.distill import Teacher, distillation
+from visualtokens.tasks.judging import eval_mode, of_all_processes
 from visualtokens.tasks.task import Loading, Loss, Task
 
 
@@ -84,7 +83,7 @@ class Classify(Task[Batch, Evaluation]):
             model, classes=self.classes, preprocess=preprocess, model_args=model_args
         )
 
-    def train_loader(self, loading: Loading) -> Loader:
+    def train_loader(self, loading: Loading) -> Loader[Batch]:
         return create_loader(
             self.train_set,
             self.preprocess,
@@ -97,7 +96,7 @@ class Classify(Task[Batch, Evaluation]):
             pin_memory=loading.pin_memory,
         )
 
-    def val_loader(self, loading: Loading) -> Loader:
+    def val_loader(self, loading: Loading) -> Loader[Batch]:
         return create_loader(
             self.val_set,
             self.preprocess,
@@ -157,7 +156,7 @@ def evaluate(
     confusion = MulticlassConfusionMatrix(classes, sync_on_compute=False).to(device)
     unreadable: list[BadImage] = []
     loss_sum = 0.0
-    with _eval_mode(model), torch.inference_mode():
+    with eval_mode(model), torch.inference_mode():
         for batch in tqdm(
             loader, desc="evaluate", leave=False, disable=None if progress is None else not progress
         ):
@@ -168,33 +167,14 @@ def evaluate(
             logits = model(batch.images.to(device))  # (B, classes)
             confusion.update(logits, labels)
             loss_sum += loss_of(logits, labels).item() * len(labels)
-    counts = _of_all_processes(confusion.confmat.cpu().clone())  # (classes, classes)
+    counts = of_all_processes(confusion.confmat.cpu().clone())  # (classes, classes)
     images = int(counts.sum())
     if images == 0:
         raise UserError(f"nothing to evaluate: none of the {len(unreadable)} images could be read")
     return Evaluation(
         accuracy=int(counts.diagonal().sum()) / images,
-        loss=_of_all_processes(torch.tensor(loss_sum, dtype=torch.float64)).item() / images,
+        loss=of_all_processes(torch.tensor(loss_sum, dtype=torch.float64)).item() / images,
         confusion=counts,
         images=images,
         unreadable=tuple(unreadable),
     )
-
-
-def _of_all_processes(total: Tensor) -> Tensor:
-    """The sum over the processes that train together, if there are several."""
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(total)
-    return total
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards every submodule has its own flag back."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training

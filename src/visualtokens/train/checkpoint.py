@@ -79,6 +79,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read what :func:`save_checkpoint`, or timm's ``save_for_hf``, wrote. Runs no pickled code."""
     folder = Path(path)
     config = read_config(folder)
+    require_task(folder, config, "classify")
     architecture, count = config.get("architecture"), config.get("num_classes")
     if not isinstance(architecture, str) or not isinstance(count, int):
         raise UserError(f"{folder / CONFIG} does not name an 'architecture' and its 'num_classes'")
@@ -90,14 +91,26 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         model_args=config.get("model_args", {}),
         cfg=config.get("pretrained_cfg", {}),
     )
-    try:
-        model.load_state_dict(read_weights(folder))
-    except RuntimeError as error:  # names or shapes that the architecture does not have
-        raise UserError(f"{folder / WEIGHTS} does not fit {architecture!r}: {_one_line(error)}") from error
+    load_weights(model, folder, architecture)
     classes = [str(name) for name in config.get("label_names", range(count))]
     if len(classes) != count:
         raise UserError(f"{folder / CONFIG} names {len(classes)} classes for a model of {count}")
     return Checkpoint(model.eval(), classes, preprocess_for(model), config)
+
+
+def require_task(folder: Path, config: Mapping[str, Any], task: str) -> None:
+    """:class:`UserError` if the checkpoint is one of another task."""
+    trained = config.get("task", "classify")
+    if trained != task:
+        raise UserError(f"{folder} was trained to {trained}, not to {task}; give another checkpoint")
+
+
+def load_weights(model: nn.Module, folder: Path, architecture: str) -> None:
+    """Give the model all the weights of the folder."""
+    try:
+        model.load_state_dict(read_weights(folder))
+    except RuntimeError as error:  # names or shapes that the architecture does not have
+        raise UserError(f"{folder / WEIGHTS} does not fit {architecture!r}: {_one_line(error)}") from error
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -13,16 +13,18 @@ class TrainConfig:
     """Train a model and save it as a folder that timm, ``vtok eval`` and others can load."""
 
     model: str
-    """Name of the model: one of `vtok models`, or any other model of timm."""
+    """Name of the model: one of `vtok models`, or any other model of timm. To segment: fpn, vt_fpn, upernet;
+    to detect: mask_rcnn, cascade_mask_rcnn, retinanet; both with such a model as --model_args.backbone."""
 
     data: str
-    """Images to learn from: digits, digit_scenes, folder:PATH, npz:FILE, wds:PATH or hfds:NAME."""
+    """Images to learn from: digits, digit_scenes, folder:PATH, npz:FILE, wds:PATH or hfds:NAME. To segment:
+    digit_scenes, masks:, pets:, ade20k:, cocostuff: or lip:PATH; to detect: digit_scenes or coco:PATH."""
 
     out: str
     """Folder for the result: the model, its settings, the log, and what is needed to resume."""
 
     task: str = "classify"
-    """What to learn: classify (one label per image)."""
+    """What to learn: classify (a label per image), segment (a class per pixel), detect (boxes, masks)."""
 
     init: str | None = None
     """Checkpoint folder whose weights to start from; a head for other classes starts anew."""
@@ -40,11 +42,13 @@ class TrainConfig:
     """Pieces in which each process works through its images of a step; more need less memory."""
 
     size: int | None = None
-    """Side of the square images the model sees, in pixels; by default the model's own input size."""
+    """Side of the square images the model sees, in pixels; by default the model's own input size.
+    To detect, the short side of images in their own shape; by default 800."""
 
     augment: str | None = None
     """How training images are varied: none, digits, photo, imagenet or cifar.
-    By default digits for digits, else photo."""
+    By default digits for digits, else photo. To segment: none, digits, photo, coco, ade20k; to detect:
+    none, photo, multiscale."""
 
     auto_augment: str | None = None
     """Policy of timm on top of that, such as rand-m9-mstd0.5-inc1, original or augmix-m3."""
@@ -60,6 +64,10 @@ class TrainConfig:
 
     label_smoothing: float = 0.1
     """How much of each label is spread over the other classes."""
+
+    loss_args: dict[str, Any] = field(default_factory=dict)
+    """To segment: auxiliary, the weight of the auxiliary head (0.4), and class_weights, such as
+    --loss_args.class_weights.border 2."""
 
     teacher: str | None = None
     """Model to learn from besides the labels: a checkpoint folder, or a model of timm with its weights."""
@@ -85,8 +93,9 @@ class TrainConfig:
     min_lr: float | None = None
     """Learning rate at the very end of the cosine; by default 1e-6, or a tenth of lr if that is less."""
 
-    decay_epochs: float | None = None
-    """Epochs between two steps of the learning rate, for --schedule step; by default 30."""
+    decay_epochs: float | list[float] | None = None
+    """Epochs between two steps of the learning rate, for --schedule step; by default 30.
+    A list tells after which epochs they come, such as [8, 11]."""
 
     decay_rate: float | None = None
     """Factor of each such step; by default 0.1."""

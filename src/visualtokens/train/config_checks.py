@@ -60,9 +60,15 @@ def _check_schedule(config: TrainConfig) -> None:
         value = getattr(config, name)
         _require(config, name, value is None or 0 <= value < math.inf, "at least 0")
         _require(config, name, (value or 0) <= config.lr, f"at most the learning rate, lr={config.lr}")
+    decay = config.decay_epochs
+    if isinstance(decay, list):
+        rising = sorted(set(decay)) == decay and all(0 < epoch < config.epochs for epoch in decay)
+        _require(config, "decay_epochs", bool(decay) and rising, f"rising, from 0 to epochs={config.epochs}")
+    else:
+        _require(config, "decay_epochs", decay is None or 0 < decay < math.inf, "more than 0")
+    rate = config.decay_rate
+    _require(config, "decay_rate", rate is None or 0 < rate < math.inf, "more than 0")
     for name in ("decay_epochs", "decay_rate"):
-        value = getattr(config, name)
-        _require(config, name, value is None or 0 < value < math.inf, "more than 0")
         _needs(config, name, "schedule", config.schedule == "step", "--schedule step")
     _needs(config, "min_lr", "schedule", config.schedule == "cosine", "--schedule cosine")
     _needs(config, "warmup_lr", "warmup_epochs", config.warmup > 0, "a warm-up")

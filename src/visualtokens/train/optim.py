@@ -58,20 +58,24 @@ def create_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, *, st
     """The learning rate per step, of which an epoch has ``steps``: a linear rise, then a fall.
 
     Half a cosine over all epochs, whose start the warm-up takes the place of; or steps, counted from the
-    end of the warm-up. The rate is a function of the step alone: ``schedule.step_update(step)`` sets it,
-    in any order.
+    end of the warm-up unless their epochs are listed. The rate is a function of the step alone:
+    ``schedule.step_update(step)`` sets it, in any order.
     """
     lowest = min(LOWEST_LR, config.lr / 10)
+    every = config.decay_epochs or 30.0
+    listed = every if isinstance(every, list) else []
     schedule, _ = create_scheduler_v2(
         optimizer,
-        sched=config.schedule,
+        sched="multistep" if listed else config.schedule,
         num_epochs=config.epochs,
         min_lr=lowest if config.min_lr is None else config.min_lr,
-        decay_epochs=config.decay_epochs or 30,
+        decay_epochs=every,
+        # timm lets them fall one step early; half a step stands above rounding.
+        decay_milestones=[epoch + 0.5 / steps for epoch in listed],
         decay_rate=config.decay_rate or 0.1,
         warmup_epochs=config.warmup,
         warmup_lr=lowest if config.warmup_lr is None else config.warmup_lr,
-        warmup_prefix=config.schedule == "step",
+        warmup_prefix=config.schedule == "step" and not listed,
         step_on_epochs=False,
         updates_per_epoch=steps,
     )

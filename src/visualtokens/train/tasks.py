@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from visualtokens.tasks.classify import Classify, ClassifyLoss
 from visualtokens.tasks.distill import Teacher
 from visualtokens.tasks.task import Task
 from visualtokens.train.config import TrainConfig
+from visualtokens.train.options import drop_path_rate, refuse, shows_digits
 from visualtokens.train.start import load_checkpoint_for, start_from
 
 
@@ -33,16 +33,8 @@ def open_task(config: TrainConfig) -> Task[Any, Any]:
     return TASKS[config.task](config)
 
 
-def refuse(config: TrainConfig, names: Sequence[str]) -> None:
-    """:class:`UserError` for the first of these options that is given: the task makes no use of them."""
-    for name in names:
-        if config.given(name):
-            raise UserError(
-                f"{name}={getattr(config, name)} has no effect with task={config.task}; leave it out"
-            )
-
-
 def _classify(config: TrainConfig) -> Classify:
+    refuse(config, ("loss_args",))
     train_set, val_set = open_dataset(config.data, "train"), open_dataset(config.data, "val")
     classes = train_set.classes
     model_args = all_model_args(config)
@@ -71,7 +63,23 @@ def _classify(config: TrainConfig) -> Classify:
     )
 
 
-TASKS: dict[str, Callable[[TrainConfig], Task[Any, Any]]] = {"classify": _classify}
+def _segment(config: TrainConfig) -> Task[Any, Any]:
+    from visualtokens.train.segment import open_segment  # what it needs takes a second to import
+
+    return open_segment(config)
+
+
+def _detect(config: TrainConfig) -> Task[Any, Any]:
+    from visualtokens.train.detect import open_detect
+
+    return open_detect(config)
+
+
+TASKS: dict[str, Callable[[TrainConfig], Task[Any, Any]]] = {
+    "classify": _classify,
+    "segment": _segment,
+    "detect": _detect,
+}
 
 
 def all_model_args(config: TrainConfig) -> dict[str, Any]:
@@ -79,29 +87,15 @@ def all_model_args(config: TrainConfig) -> dict[str, Any]:
     arguments = sized_args(config.model, config.model_args, size=config.size)
     if config.drop_path is None:
         return arguments
-    return arguments | {"drop_path_rate": _drop_path(config.drop_path, config.model)}
-
-
-def _drop_path(rates: float | dict[str, float], model: str) -> float:
-    if isinstance(rates, float):
-        return rates
-    for pattern, rate in rates.items():
-        if fnmatch.fnmatch(model, pattern):
-            return rate
-    raise UserError(f"drop_path has no rate for {model!r}, only for {', '.join(rates)}; add one, or '*'")
+    return arguments | {"drop_path_rate": drop_path_rate(config.drop_path, config.model)}
 
 
 def augment_of(config: TrainConfig) -> Augment:
     """How training images are varied: the preset, with what the other options add to it."""
-    preset = config.augment or default_augment(config.data)
+    preset = config.augment or ("digits" if shows_digits(config.data) else "photo")
     if preset not in PRESETS:
         raise unknown("augmentation", preset, PRESETS)
     return dataclasses.replace(PRESETS[preset], policy=config.auto_augment, erase=config.random_erasing)
-
-
-def default_augment(data: str) -> str:
-    """The preset for a dataset: digits must not be mirrored, the rest are taken for photographs."""
-    return "digits" if data.partition(":")[0] in ("digits", "digit_scenes") else "photo"
 
 
 def _teacher(name: str, classes: Sequence[str], given: Preprocess) -> Teacher:

@@ -1,0 +1,111 @@
+"""Making a segmentation model by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from visualtokens.errors import UserError, unknown
+from visualtokens.tasks.segment.backbone import Backbone, check_options
+from visualtokens.tasks.segment.fpn import FPN, SemanticHead
+from visualtokens.tasks.segment.segmenter import PyramidDecoder, Segmenter, auxiliary_level
+from visualtokens.tasks.segment.upernet import AuxiliaryHead, UperNet
+from visualtokens.tasks.segment.vt_fpn import VTFPN
+
+MOST_CLASSES = 255  # a mask has one byte per pixel, of which 255 means none
+
+Build = Callable[[Backbone, int, Mapping[str, Any]], nn.Module]
+
+
+def _upernet(backbone: Backbone, classes: int, args: Mapping[str, Any]) -> nn.Module:
+    return UperNet(backbone.channels, classes, **_known("upernet", UperNet, args))
+
+
+def _pyramid(name: str, kind: type[FPN] | type[VTFPN]) -> Build:
+    def build(backbone: Backbone, classes: int, args: Mapping[str, Any]) -> nn.Module:
+        own = {key: value for key, value in args.items() if key != "width"}
+        pyramid = kind(backbone.channels, **_known(name, kind, own, also=("width",)))
+        width = {"width": args["width"]} if "width" in args else {}
+        return PyramidDecoder(pyramid, SemanticHead(pyramid.dim, backbone.strides, classes, **width))
+
+    return build
+
+
+HEADS: Mapping[str, Build] = {
+    "fpn": _pyramid("fpn", FPN),
+    "vt_fpn": _pyramid("vt_fpn", VTFPN),
+    "upernet": _upernet,
+}
+
+
+def create(
+    head: str,
+    *,
+    backbone: str,
+    classes: int,
+    pretrained: bool = False,
+    auxiliary: bool | None = None,
+    out_indices: Sequence[int] | None = None,
+    stride_first: bool = False,
+    in_chans: int = 3,
+    backbone_args: Mapping[str, Any] | None = None,
+    head_args: Mapping[str, Any] | None = None,
+) -> Segmenter:
+    """A model that gives every pixel one of ``classes`` classes.
+
+    >>> model = visualtokens.segment.create("vt_fpn", backbone="resnet50", classes=91)
+    >>> model(images)   # (B, 91, H, W)
+
+    ``head`` is ``fpn`` (panoptic FPN's semantic branch), ``vt_fpn`` or ``upernet``; ``backbone`` any model
+    of timm, ours included, that gives maps; ``pretrained`` loads timm's weights for it.
+    ``auxiliary`` adds a second, small classifier that only training sees; by default only to ``upernet``.
+    ``out_indices`` chooses other maps than those of stride 4 and coarser. ``stride_first`` is for ResNets:
+    the stride of a stage in its first 1×1 convolution, as in the first ResNets and in Visual Transformers.
+    ``backbone_args`` go to ``timm.create_model``; ``head_args`` are ``dim`` (channels of the pyramid),
+    ``width`` (channels of the head, ``fpn`` and ``vt_fpn``), ``tokens``, ``token_dim``, ``attn_dim``,
+    ``groups``, ``hidden`` (``vt_fpn``), ``dropout`` (``upernet``).
+    """
+    if head not in HEADS:
+        raise unknown("head", head, HEADS)
+    if not 1 <= classes <= MOST_CLASSES:
+        raise UserError(f"classes={classes} must be from 1 to {MOST_CLASSES}")
+    options = dict(backbone_args or {})
+    check_options(options)
+    body = Backbone(
+        backbone,
+        pretrained=pretrained,
+        out_indices=out_indices,
+        stride_first=stride_first,
+        in_chans=in_chans,
+        options=options,
+    )
+    decoder = HEADS[head](body, classes, head_args or {})
+    second = None
+    if head == "upernet" if auxiliary is None else auxiliary:
+        second = AuxiliaryHead(body.channels[auxiliary_level(len(body.channels))], classes)
+    return Segmenter(body, decoder, classes=classes, auxiliary=second)
+
+
+def build(head: str, *, classes: int, model_args: Mapping[str, Any]) -> Segmenter:
+    """:func:`create` with arguments from a configuration or a checkpoint, which may be wrong."""
+    options = [name for name in inspect.signature(create).parameters if name not in ("head", "classes")]
+    for name in model_args:
+        if name not in options:
+            raise unknown("model_args of a segmentation model", name, options)
+    if "backbone" not in model_args:
+        raise UserError(f"model {head!r} needs a backbone; give one, such as --model_args.backbone resnet50")
+    return create(head, classes=classes, **model_args)
+
+
+def _known(
+    head: str, kind: Callable[..., nn.Module], args: Mapping[str, Any], *, also: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The arguments, if they are options of this head."""
+    options = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in args:
+        if name not in options:
+            raise unknown(f"head_args of {head}", name, (*options, *also))
+    return dict(args)

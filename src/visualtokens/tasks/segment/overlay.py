@@ -1,0 +1,126 @@
+"""Pictures of segmentations: classes as colours, alone and over the photo."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from visualtokens.data.masks import IGNORE
+from visualtokens.errors import UserError
+
+STRENGTH = 0.55  # how much of a pixel is the colour of its class; the rest is the photo
+# Okabe and Ito's colours, which colour-blind eyes tell apart, for the first classes.
+_FIRST = ("#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#D55E00", "#F0E442", "#0072B2", "#999999")
+
+Colours = NDArray[np.uint8]  # (n, 3)
+
+
+def palette(classes: int) -> Colours:
+    """A colour for each class, ``(classes, 3)``; that of a number does not depend on how many there are."""
+    return _colours()[:classes]
+
+
+@functools.cache
+def _colours() -> Colours:
+    """Each further colour is the one, of a grid, that is farthest from all before it."""
+    chosen = [list(bytes.fromhex(text[1:])) for text in _FIRST]
+    levels = np.arange(16, 256, 24)
+    grid = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)  # (1000, 3)
+    apart = np.abs(grid[:, None] - np.array(chosen)[None]).sum(2).min(1)  # (1000,)
+    while len(chosen) < IGNORE:
+        best = grid[apart.argmax()]
+        chosen.append(best.tolist())
+        apart = np.minimum(apart, np.abs(grid - best).sum(1))
+    return np.array(chosen, np.uint8)
+
+
+def index_image(labels: Tensor | NDArray[np.uint8], *, classes: int) -> Image.Image:
+    """The classes ``(H, W)`` as an image whose values are their numbers; its palette only shows them."""
+    values = _values(labels)
+    image = Image.fromarray(values).convert("L")
+    image.putpalette(np.concatenate([palette(classes), np.zeros((256 - classes, 3), np.uint8)]).tobytes())
+    return image
+
+
+def overlay(
+    image: Image.Image,
+    labels: Tensor | NDArray[np.uint8],
+    *,
+    classes: Sequence[str],
+    strength: float = STRENGTH,
+    legend: bool = True,
+) -> Image.Image:
+    """The photo with each pixel tinted by its class, a line between classes, and the names below.
+
+    Pixels of class 255 keep the colours of the photo.
+    """
+    values = _values(labels)  # (H, W)
+    if values.shape != (image.height, image.width):
+        height, width = values.shape
+        raise UserError(f"labels of {height}×{width} do not fit an image of {image.height}×{image.width}")
+    table = np.zeros((256, 3), np.uint8)
+    table[: len(classes)] = palette(len(classes))
+    photo = np.asarray(image.convert("RGB"), np.float32)  # (H, W, 3)
+    tinted = (1 - strength) * photo + strength * table[values]
+    tinted = np.where((values == IGNORE)[..., None], photo, tinted)
+    tinted[_edges(values)] *= 0.35
+    picture = Image.fromarray(tinted.round().astype(np.uint8))
+    return _with_legend(picture, values, classes) if legend else picture
+
+
+def save_prediction(
+    image: Image.Image, labels: Tensor, *, classes: Sequence[str], out: str | Path, name: str
+) -> tuple[Path, Path]:
+    """Write ``<name>_overlay.png`` and ``<name>_classes.png`` (the numbers); gives both paths."""
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn, numbers = folder / f"{name}_overlay.png", folder / f"{name}_classes.png"
+    overlay(image, labels, classes=classes).save(drawn)
+    index_image(labels, classes=len(classes)).save(numbers)
+    return drawn, numbers
+
+
+def _values(labels: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
+    values = labels.cpu().numpy() if isinstance(labels, Tensor) else labels
+    return values.astype(np.uint8)
+
+
+def _edges(values: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """The pixels whose right or lower neighbour is of another class."""
+    edges = np.zeros(values.shape, np.bool_)
+    edges[:, :-1] |= values[:, :-1] != values[:, 1:]
+    edges[:-1] |= values[:-1] != values[1:]
+    return edges
+
+
+def _with_legend(picture: Image.Image, values: NDArray[np.uint8], classes: Sequence[str]) -> Image.Image:
+    """The names of the classes in the picture, the largest first, each with its share of the pixels."""
+    counts = np.bincount(values.ravel(), minlength=256)[: len(classes)]
+    present = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
+    if not present:
+        return picture
+    colours = palette(len(classes))
+    size = 14
+    font = ImageFont.load_default(size)
+    entries = [f"{classes[i]} {counts[i] / values.size:.0%}" for i in present]
+    width = max(picture.width, *(int(font.getlength(text)) + 3 * size for text in entries))
+    places, right, row = [], size // 2, 0
+    for text in entries:
+        length = int(font.getlength(text)) + 2 * size
+        if right > size // 2 and right + length > width:
+            right, row = size // 2, row + 1
+        places.append((right, picture.height + size // 2 + row * 2 * size))
+        right += length + size
+    out = Image.new("RGB", (width, picture.height + (row + 1) * 2 * size), "white")
+    out.paste(picture)
+    draw = ImageDraw.Draw(out)
+    for i, text, (x, y) in zip(present, entries, places, strict=True):
+        draw.rectangle((x, y + 2, x + size - 2, y + size), fill=tuple(colours[i].tolist()), outline="black")
+        draw.text((x + size + 4, y), text, fill="black", font=font)
+    return out

@@ -1,0 +1,291 @@
+"""COCO's files: what is read from them, and what is said about broken ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pycocotools import mask as oracle
+
+from visualtokens.data import BadImage
+from visualtokens.data.coco import CocoObjects
+from visualtokens.data.coco_masks import to_mask, to_run_lengths
+from visualtokens.data.detection import open_detection
+from visualtokens.data.masks import BadAnnotation
+from visualtokens.errors import UserError
+
+HEIGHT, WIDTH = 20, 30
+TRIANGLE = [2.0, 3.0, 20.5, 4.0, 9.0, 17.25]
+TINY_COCO = Path(__file__).parents[2] / "../shared/data/tiny_coco"
+
+
+def runs(mask: np.ndarray) -> list[int]:
+    """Run lengths, column by column, the slow way."""
+    counts, value = [0], 0
+    for pixel in mask.T.reshape(-1).tolist():
+        if pixel != value:
+            counts.append(0)
+            value = pixel
+        counts[-1] += 1
+    return counts
+
+
+def a_mask() -> np.ndarray:
+    mask = np.zeros((HEIGHT, WIDTH), np.uint8)
+    mask[4:9, 10:25] = mask[12:, 3] = 1
+    return mask
+
+
+def document() -> dict[str, Any]:
+    """Two images: one with a polygon, a crowd as run lengths and compressed ones; one without objects."""
+    compressed = oracle.encode(np.asfortranarray(a_mask()))["counts"].decode()
+    size = [HEIGHT, WIDTH]
+    return {
+        "images": [
+            {"id": 17, "file_name": "a.png", "width": WIDTH, "height": HEIGHT},
+            {"id": 4, "file_name": "b.png", "width": 8, "height": 6},
+        ],
+        "categories": [{"id": 30, "name": "cat"}, {"id": 7, "name": "dog"}],
+        "annotations": [
+            {
+                "id": 1,
+                "image_id": 17,
+                "category_id": 7,
+                "bbox": [2, 3, 18.5, 14.25],
+                "area": 130.0,
+                "iscrowd": 0,
+                "segmentation": [TRIANGLE],
+            },
+            {
+                "id": 2,
+                "image_id": 17,
+                "category_id": 30,
+                "bbox": [3, 4, 22, 16],
+                "area": 83,
+                "iscrowd": 1,
+                "segmentation": {"size": size, "counts": runs(a_mask())},
+            },
+            {
+                "id": 3,
+                "image_id": 17,
+                "category_id": 30,
+                "bbox": [3, 4, 22, 16],
+                "segmentation": {"size": size, "counts": compressed},
+            },
+        ],
+    }
+
+
+def write(root: Path, content: Any) -> str:
+    (root / "annotations").mkdir(exist_ok=True)
+    text = content if isinstance(content, str) else json.dumps(content)
+    (root / "annotations/instances_train2017.json").write_text(text)
+    (root / "train2017").mkdir(exist_ok=True)
+    Image.new("RGB", (WIDTH, HEIGHT), "red").save(root / "train2017/a.png")
+    Image.new("RGB", (8, 6), "blue").save(root / "train2017/b.png")
+    return f"coco:{root}"
+
+
+def test_objects_are_what_the_file_says(tmp_path: Path) -> None:
+    dataset = open_detection(write(tmp_path, document()), "train")
+    assert (len(dataset), dataset.classes) == (2, ["cat", "dog"])
+    image, objects = dataset[0]
+    assert image.size == (WIDTH, HEIGHT)
+    assert objects.labels.tolist() == [1, 0, 0]
+    assert objects.crowd.tolist() == [False, True, False]
+    assert objects.boxes.tolist() == [[2, 3, 20.5, 17.25], [3, 4, 25, 20], [3, 4, 25, 20]]
+    assert objects.area.tolist() == [130, 83, 22 * 16]  # that of the box where none is given
+    assert objects.masks is not None
+    polygon = oracle.decode(oracle.merge(oracle.frPyObjects([TRIANGLE], HEIGHT, WIDTH)))
+    assert np.array_equal(objects.masks[0].numpy(), polygon == 1)
+    for mask in objects.masks[1:]:
+        assert np.array_equal(mask.numpy(), a_mask() == 1)
+
+
+def test_an_image_without_objects_has_empty_tensors(tmp_path: Path) -> None:
+    _, objects = CocoObjects(write(tmp_path, document())[5:], "train")[1]
+    assert len(objects) == 0
+    assert objects.boxes.shape == (0, 4)
+    assert objects.masks is not None
+    assert objects.masks.shape == (0, 6, 8)
+
+
+def test_masks_are_left_out_when_nobody_wants_them(tmp_path: Path) -> None:
+    content = document()
+    for annotation in content["annotations"]:
+        del annotation["segmentation"]
+    spec = write(tmp_path, content)
+    assert open_detection(spec, "train", masks=False)[0][1].masks is None
+    with pytest.raises(BadAnnotation, match="segmentation: there is none"):
+        open_detection(spec, "train")
+
+
+def test_boxes_of_zero_area_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content = document()
+    content["annotations"][0]["bbox"] = [2, 3, 0, 14]
+    with caplog.at_level(logging.WARNING):
+        dataset = open_detection(write(tmp_path, content), "train")
+    assert dataset[0][1].labels.tolist() == [0, 0]
+    assert "1 boxes of zero area are left out, the first on image 17" in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["train2017", "train", "images/train", "images"])
+def test_layouts(tmp_path: Path, folder: str) -> None:
+    write(tmp_path, document())
+    (tmp_path / "annotations/instances_train2017.json").rename(tmp_path / "annotations/instances_train.json")
+    (tmp_path / folder).parent.mkdir(exist_ok=True)
+    (tmp_path / "train2017").rename(tmp_path / folder)
+    assert CocoObjects(tmp_path, "train").path(1) == str(tmp_path / folder / "b.png")
+
+
+def test_what_is_missing_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"no annotation file for val; looked for annotations/instances_val2017"
+    ):
+        open_detection(write(tmp_path, document()), "val")
+    with pytest.raises(UserError, match="names no path"):
+        open_detection("coco:", "val")
+    with pytest.raises(UserError, match="unknown detection dataset 'digits'"):
+        open_detection("digits", "val")
+
+
+def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Sets ``annotations.0.bbox`` and the like."""
+
+    def apply(content: dict[str, Any]) -> None:
+        place: Any = content
+        *parents, last = path.split(".")
+        for key in parents:
+            place = place[int(key) if key.isdigit() else key]
+        place[int(last) if last.isdigit() else last] = value
+
+    return apply
+
+
+BROKEN = {
+    "bbox of 3": ("annotations.0.bbox", [1, 2, 3], "image 17, bbox: [1, 2, 3] is not"),
+    "bbox of text": ("annotations.0.bbox", ["1", 2, 3, 4], "image 17, bbox"),
+    "bbox not finite": ("annotations.0.bbox", [float("nan"), 2, 3, 4], "image 17, bbox"),
+    "bbox negative": ("annotations.0.bbox", [1, 2, -3, 4], "image 17, bbox"),
+    "bbox gone": ("annotations.0.bbox", None, "image 17, bbox: None"),
+    "no such image": ("annotations.0.image_id", 99, "image 99, image_id: there is no image 99"),
+    "no such class": ("annotations.0.category_id", 8, "image 17, category_id: there is no category 8"),
+    "crowd": ("annotations.0.iscrowd", 2, "image 17, iscrowd: 2 is neither"),
+    "area": ("annotations.0.area", -1, "image 17, area: -1"),
+    "two points": (
+        "annotations.0.segmentation",
+        [[1, 2, 3, 4]],
+        "image 17, segmentation: [1, 2, 3, 4] is not a",
+    ),
+    "odd polygon": ("annotations.0.segmentation", [[1, 2, 3, 4, 5, 6, 7]], "image 17, segmentation"),
+    "text polygon": (
+        "annotations.0.segmentation",
+        [[1, 2, 3, 4, 5, "6"]],
+        "holds something that is not a number",
+    ),
+    "text": ("annotations.0.segmentation", "circle", "neither a list of polygons nor run lengths"),
+    "run lengths of another size": ("annotations.1.segmentation.size", [9, 9], "its size is [9, 9]"),
+    "too few run lengths": ("annotations.1.segmentation.counts", [5, 5], "cover 10 pixels of 600"),
+    "negative run length": ("annotations.1.segmentation.counts", [-5, 605], "are not run lengths"),
+    "width": ("images.0.width", 0, "image 17, width: 0 is not a number of pixels"),
+    "height": ("images.1.height", "6", "image 4, height: '6'"),
+    "name": ("images.1.file_name", "", "image 4, file_name"),
+    "id": ("images.1.id", "x", "image number 1, id: 'x' is not a whole number"),
+    "same id": ("images.1.id", 17, "image 17, id: two images have the same"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_annotation_is_told_by_file_image_and_field(tmp_path: Path, case: str) -> None:
+    path, value, said = BROKEN[case]
+    content = copy.deepcopy(document())
+    change(path, value)(content)
+    with pytest.raises(BadAnnotation) as caught:
+        open_detection(write(tmp_path, content), "train")
+    message = str(caught.value)
+    assert str(tmp_path / "annotations/instances_train2017.json") in message
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ([], "has no list 'images'"),
+        ({"images": [], "annotations": []}, "has no list 'categories'"),
+        ({"images": [], "annotations": [], "categories": []}, "has no categories"),
+        ({"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}, "holds no images"),
+        (
+            {"images": [], "annotations": [], "categories": [{"id": 1}]},
+            "needs a whole number 'id' and a 'name'",
+        ),
+        (
+            {"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]},
+            "is there twice",
+        ),
+        (
+            {"images": [], "annotations": [3], "categories": [{"id": 1, "name": "a"}]},
+            "annotation 3 is not an",
+        ),
+    ],
+)
+def test_a_file_that_is_no_coco_file(tmp_path: Path, content: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        open_detection(write(tmp_path, content), "train")
+
+
+def test_compressed_run_lengths_that_do_not_fit_make_a_bad_image(tmp_path: Path) -> None:
+    content = document()
+    content["annotations"][2]["segmentation"]["counts"] = "zzzz~~~"
+    dataset = open_detection(write(tmp_path, content), "train")
+    with pytest.raises(BadAnnotation, match=r"image 17, segmentation: .*annotation 3"):
+        dataset[0]
+
+
+def test_an_image_of_another_size_than_annotated_is_bad(tmp_path: Path) -> None:
+    dataset = open_detection(write(tmp_path, document()), "train")
+    Image.new("RGB", (HEIGHT, WIDTH)).save(tmp_path / "train2017/a.png")
+    with pytest.raises(BadImage, match=r"is 20×30, but .* says 30×20 in 'width' and 'height' of image 17"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_masks_are_those_of_pycocotools(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    height, width = rng.integers(1, 60, 2).tolist()
+    polygons = [(rng.uniform(-5, 65, 2 * rng.integers(3, 9))).tolist() for _ in range(rng.integers(1, 4))]
+    expected = oracle.decode(oracle.merge(oracle.frPyObjects(polygons, height, width)))
+    assert np.array_equal(to_mask(polygons, height, width), expected == 1)
+    mask = rng.random((height, width)) < 0.3
+    assert to_run_lengths(mask) == oracle.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert np.array_equal(to_mask(to_run_lengths(mask), height, width), mask)
+    assert np.array_equal(to_mask({"size": [height, width], "counts": runs(mask)}, height, width), mask)
+
+
+@pytest.mark.skipif(not TINY_COCO.exists(), reason="needs the shared sample of COCO")
+def test_real_annotations() -> None:
+    dataset = open_detection(f"coco:{TINY_COCO}", "train")
+    assert (len(dataset), len(dataset.classes)) == (50, 80)
+    inside = []
+    for index in range(0, 50, 5):
+        image, objects = dataset[index]
+        assert objects.masks is not None
+        assert objects.masks.shape == (len(objects), image.height, image.width)
+        for box, mask, crowd in zip(objects.boxes, objects.masks, objects.crowd, strict=True):
+            rows, columns = torch.where(mask)
+            left, top, right, bottom = box.tolist()
+            if not crowd:  # the box of a crowd is not always tight
+                middle = ((rows + 0.5 - (top + bottom) / 2).abs() <= (bottom - top) / 2 + 1) & (
+                    (columns + 0.5 - (left + right) / 2).abs() <= (right - left) / 2 + 1
+                )
+                inside.append(middle.float().mean().item())
+    assert min(inside) == 1.0  # no pixel lies more than one pixel outside the box of its object

@@ -1,0 +1,253 @@
+"""What every detector does, and that it is torchvision's."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torchvision.models import detection as reference
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.ops import MultiScaleRoIAlign
+
+import visualtokens
+from tests.tasks.detect.conftest import CLASSES, NOTHING, TWO, image, target
+from visualtokens.bench import count_macs
+from visualtokens.errors import UserError
+from visualtokens.tasks.detect import create
+from visualtokens.tasks.detect.backbone import PyramidBackbone
+from visualtokens.tasks.detect.create import DETECTORS
+from visualtokens.tasks.segment.backbone import Backbone
+
+every_detector = pytest.mark.parametrize("name", DETECTORS)
+
+
+@every_detector
+def test_training_gives_losses_and_gradients_everywhere(small: Callable[..., Any], name: str) -> None:
+    model = small(name).train()
+    losses = model([image(), image(48, 80, seed=1)], [TWO, target([[3.0, 4.0, 40.0, 44.0]], [2], (48, 80))])
+    assert all(loss.shape == () and math.isfinite(loss.item()) for loss in losses.values())
+    sum(losses.values()).backward()
+    missing = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert missing == []
+
+
+@every_detector
+def test_images_without_objects_can_be_learned_from(small: Callable[..., Any], name: str) -> None:
+    """Alone and beside others, with a gradient for every parameter: several processes wait for all."""
+    for targets in ([NOTHING, NOTHING], [TWO, NOTHING]):
+        model = small(name).train()
+        losses = model([image(), image(seed=1)], targets)
+        total = sum(losses.values())
+        assert math.isfinite(total.item())
+        total.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@every_detector
+@pytest.mark.parametrize("size", [(64, 64), (1, 1), (1, 2000), (2000, 3), (200, 130)])
+def test_detections_are_in_pixels_of_the_image(
+    small: Callable[..., Any], name: str, size: tuple[int, int]
+) -> None:
+    model = small(name).eval()
+    make_sure_of_everything(model)
+    with torch.inference_mode():
+        found = model([image(*size)])[0]
+    n = len(found["labels"])
+    assert 0 < n <= 100
+    assert found["boxes"].shape == (n, 4)
+    left, top, right, bottom = found["boxes"].unbind(1)
+    slack = 1e-3 * max(size)
+    assert (left >= 0).all()
+    assert (top >= 0).all()
+    assert (right <= size[1] + slack).all()
+    assert (bottom <= size[0] + slack).all()
+    assert ((found["labels"] >= 1) & (found["labels"] <= CLASSES)).all()
+    assert ((found["scores"] > 0) & (found["scores"] <= 1)).all()
+    if model.has_masks:
+        assert (found["masks"].shape, found["masks"].dtype) == ((n, *size), torch.bool)
+    else:
+        assert "masks" not in found
+
+
+def make_sure_of_everything(model: Any) -> None:
+    """New weights are sure of nothing, and detections below 0.05 are left out."""
+    if hasattr(model, "roi_heads"):
+        for heads in getattr(model.roi_heads, "stages", [model.roi_heads]):
+            heads.score_thresh = 0.0
+    else:
+        model.score_thresh = 0.0
+        torch.nn.init.normal_(model.head.classification_head.cls_logits.weight, std=0.1)
+
+
+@every_detector
+def test_sizes_of_the_same_batch_do_not_mix(small: Callable[..., Any], name: str) -> None:
+    """An image is seen alike alone and beside a larger one, but for the rounding of another order."""
+    model = small(name, backbone="resnet18").eval()
+    make_sure_of_everything(model)
+    with torch.inference_mode():
+        alone = model([image(64, 64)])[0]
+        beside = model([image(64, 64), image(64, 64, seed=1)])[0]
+    assert torch.allclose(alone["scores"], beside["scores"], atol=1e-5)
+    assert torch.allclose(alone["boxes"], beside["boxes"], atol=1e-2)
+
+
+def test_mask_rcnn_is_torchvisions(small: Callable[..., Any]) -> None:
+    model = small("mask_rcnn", width=256, hidden=1024, backbone="resnet18").eval()
+    anchors = AnchorGenerator(((32,), (64,), (128,), (256,), (512,)), ((0.5, 1.0, 2.0),) * 5)
+    backbone = model.backbone
+    names = ["4", "8", "16", "32"]
+    pools = [MultiScaleRoIAlign(names, side, 2) for side in (7, 14)]
+    theirs = reference.MaskRCNN(
+        backbone,
+        CLASSES + 1,
+        rpn_anchor_generator=anchors,
+        box_roi_pool=pools[0],
+        mask_roi_pool=pools[1],
+        min_size=64,
+        max_size=96,
+        box_score_thresh=0.0,
+    ).eval()
+    theirs.load_state_dict(model.state_dict())
+    make_sure_of_everything(model)
+    with torch.inference_mode():
+        ours, expected = model([image(64, 96)])[0], theirs([image(64, 96)])[0]
+    assert torch.equal(ours["boxes"], expected["boxes"])
+    assert torch.equal(ours["labels"], expected["labels"])
+    assert torch.equal(ours["scores"], expected["scores"])
+    assert torch.equal(ours["masks"], expected["masks"][:, 0] > 0.5)
+
+
+def test_retinanet_is_torchvisions(small: Callable[..., Any]) -> None:
+    model = small("retinanet", width=256, backbone="resnet18").eval()
+    theirs = reference.RetinaNet(
+        model.backbone, CLASSES, min_size=64, max_size=96, score_thresh=0.0, detections_per_img=100
+    ).eval()
+    make_sure_of_everything(model)
+    theirs.load_state_dict(model.state_dict())
+    assert (
+        theirs.anchor_generator.num_anchors_per_location()
+        == model.anchor_generator.num_anchors_per_location()
+    )
+    theirs.anchor_generator = model.anchor_generator  # torchvision rounds the sizes to whole pixels
+    with torch.inference_mode():
+        ours, expected = model([image(64, 96)])[0], theirs([image(64, 96)])[0]
+    for name in ("boxes", "scores"):
+        assert torch.equal(ours[name], expected[name])
+    assert torch.equal(ours["labels"], expected["labels"] + 1)  # 0 is the background, which it does not learn
+    target = {"boxes": TWO["boxes"], "labels": TWO["labels"] - 1}
+    ours, expected = model.train()([image()], [TWO]), theirs.train()([image()], [target])
+    assert ours.keys() == expected.keys()
+    assert all(torch.allclose(ours[name], expected[name]) for name in ours)
+
+
+seen: list[dict[str, tuple[int, ...]]] = []
+
+
+class Shapes(nn.Module):
+    """Notes the shapes of the levels; outside itself, because counting runs a copy."""
+
+    def __init__(self, pyramid: PyramidBackbone) -> None:
+        super().__init__()
+        self.pyramid = pyramid
+
+    def forward(self, images: Tensor) -> None:
+        seen.append({name: tuple(level.shape) for name, level in self.pyramid(images).items()})
+
+
+@pytest.mark.parametrize("name", visualtokens.list_models())
+def test_every_backbone_of_this_library_gives_a_pyramid(name: str) -> None:
+    with torch.device("meta"):
+        pyramid = PyramidBackbone(Backbone(name), width=8)
+    count_macs(Shapes(pyramid), (64, 128))  # runs on shapes alone, without arithmetic
+    strides = pyramid.strides
+    assert (strides[0], strides[-1]) == (16 if name.startswith("deit") else 4, 64)
+    assert all(coarser == 2 * finer for finer, coarser in itertools.pairwise(strides))
+    assert seen[-1] == {str(s): (1, 8, 64 // s, 128 // s) for s in strides}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "finest"),
+    [
+        ("resnet18", {}, 4),
+        ("convnext_atto", {}, 4),
+        ("mobilenetv3_small_050", {}, 4),
+        ("pvt_v2_b0", {}, 4),
+        ("swin_tiny_patch4_window7_224", {"img_size": (64, 96), "window_size": 2}, 4),
+        ("vit_tiny_patch16_224", {"dynamic_img_size": True}, 16),
+    ],
+)
+def test_backbones_of_timm(name: str, options: dict[str, Any], finest: int) -> None:
+    with torch.device("meta"):
+        pyramid = PyramidBackbone(Backbone(name, options=options), width=8)
+        shapes = [tuple(x.shape) for x in pyramid(torch.empty(1, 3, 64, 96)).values()]
+    assert pyramid.strides[0] == finest
+    assert shapes == [(1, 8, math.ceil(64 / s), math.ceil(96 / s)) for s in pyramid.strides]
+
+
+def test_maps_that_do_not_halve_are_refused() -> None:
+    with (
+        torch.device("meta"),
+        pytest.raises(UserError, match=r"stride doubles, the backbone's have \(4, 16\)"),
+    ):
+        PyramidBackbone(Backbone("resnet18", out_indices=(1, 3)))
+
+
+def test_retinanet_begins_at_stride_8(small: Callable[..., Any]) -> None:
+    model = small("retinanet", backbone="paca_vit_b0")
+    assert model.backbone.strides == (8, 16, 32, 64, 128)
+    assert [round(size) for sizes in model.anchor_generator.sizes for size in sizes[:1]] == [
+        32,
+        64,
+        128,
+        256,
+        512,
+    ]
+    assert small("retinanet", backbone="paca_vit_b0_32").backbone.strides == (
+        4,
+        8,
+        16,
+    )  # it has nothing coarser
+
+
+def test_anchors_follow_the_strides(small: Callable[..., Any]) -> None:
+    model = small("mask_rcnn", backbone="paca_vit_b0")
+    assert model.rpn.anchor_generator.sizes == ((32,), (64,), (128,), (256,), (512,))
+    assert model.roi_heads.box_roi_pool.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+
+
+@every_detector
+def test_weights_that_want_no_decay_are_named_as_the_detector_names_them(
+    small: Callable[..., Any], name: str
+) -> None:
+    model = small(name, backbone="vit_tiny_patch16_224", backbone_args={"dynamic_img_size": True})
+    spared, parameters = model.no_weight_decay(), dict(model.named_parameters())
+    tables = [n for n in parameters if n.endswith("pos_embed")]
+    assert len(tables) == 1
+    assert set(tables) <= spared
+    groups = timm.optim.param_groups_weight_decay(model, 0.05, no_weight_decay_list=spared)
+    without = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
+    assert all(id(parameters[n]) in without for n in tables)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(detector="mask_rcn"), "unknown detector 'mask_rcn'; did you mean 'mask_rcnn'"),
+        (dict(backbone="paca_vit_b9"), "unknown backbone 'paca_vit_b9'; did you mean"),
+        (dict(classes=0), "classes=0 must be at least 1"),
+        (dict(short=0), "short=0 must be at least 1"),
+        (dict(short=100, long=90), "long=90 is less than short=100"),
+        (dict(width=0), "width=0 must be at least 1"),
+        (dict(backbone_args={"features_only": False}), "backbone_args may not hold 'features_only'"),
+    ],
+)
+def test_what_cannot_be_made_is_told(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        create(**{"detector": "mask_rcnn", "backbone": "paca_vit_nano", "classes": 3, **options})
+    assert said in str(caught.value)

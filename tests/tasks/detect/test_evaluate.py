@@ -1,0 +1,152 @@
+"""Evaluation, prediction and pictures, with detectors that answer what they are told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from visualtokens.data import BadImage
+from visualtokens.data.detection import DetectionDataset, Objects, open_detection
+from visualtokens.data.detection_batch import DetectionBatch
+from visualtokens.data.detection_loader import create_detection_loader
+from visualtokens.errors import UserError
+from visualtokens.tasks.detect import Detections, draw, evaluate, predict
+from visualtokens.tasks.detect.detections import from_detector, to_target
+
+SCENES = open_detection("digit_scenes:48x64", "val")
+
+
+class Oracle(nn.Module):
+    """Knows the scenes by their pixels and answers with the truth."""
+
+    def __init__(self, *, masks: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.masks = masks
+
+    def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+        assert not self.training
+        return [self.answer(image) for image in images]
+
+    def answer(self, image: Tensor) -> dict[str, Tensor]:
+        for index in range(4):
+            scene, objects = SCENES[index]
+            pixels = torch.from_numpy(np.array(scene)).permute(2, 0, 1) / 255
+            if pixels.shape == image.shape and torch.allclose(pixels, image, atol=1e-6):
+                found = to_target(objects) | {"scores": torch.ones(len(objects))}
+                masks = {"masks": objects.masks} if self.masks and objects.masks is not None else {}
+                return {k: v for k, v in found.items() if k != "masks"} | masks
+        raise AssertionError("an image that is none of the scenes")
+
+
+class Four(DetectionDataset):
+    spec, classes = "four", SCENES.classes
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Objects]:
+        if index == 2:
+            raise BadImage("four[2]", "broken")
+        return SCENES[index if index < 2 else index - 1]
+
+    def path(self, index: int) -> str:
+        return f"four[{index}]"
+
+
+def test_the_truth_is_perfect_and_the_unreadable_are_told() -> None:
+    model = Oracle().train()
+    judged = evaluate(
+        model, create_detection_loader(Four(), batch=2, sizing=None), classes=10, progress=False
+    )
+    assert judged.metrics == pytest.approx(
+        dict.fromkeys(("box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75"), 1.0)
+    )
+    assert (judged.images, [bad.path for bad in judged.unreadable]) == (4, ["four[2]"])
+    assert judged.objects == sum(len(SCENES[i][1]) for i in range(4))
+    assert model.training
+
+
+def test_a_detector_of_boxes_has_no_figures_of_masks() -> None:
+    loader = create_detection_loader(Four(), batch=2, sizing=None)
+    judged = evaluate(Oracle(masks=False), loader, classes=10, progress=False)
+    assert judged.masks is None
+    assert set(judged.metrics) == {"box_ap", "box_ap50", "box_ap75"}
+
+
+def test_without_readable_images_there_is_nothing_to_judge() -> None:
+    batch = DetectionBatch((), (), torch.zeros(0, dtype=torch.int64), (BadImage("a", "broken"),))
+    with pytest.raises(UserError, match="none of the 1 images could be read"):
+        evaluate(Oracle(), [batch], classes=10, progress=False)
+
+
+def test_labels_count_from_one_inside_and_from_zero_outside() -> None:
+    objects = SCENES[0][1]
+    target = to_target(objects)
+    assert torch.equal(target["labels"], objects.labels + 1)
+    assert target["masks"].dtype == torch.uint8
+    scores = torch.linspace(0.1, 0.9, len(objects))
+    found = from_detector(target | {"scores": scores})
+    assert torch.equal(found.labels, objects.labels.flip(0))  # the surest first
+    assert len(found.above(0.5)) == int((scores >= 0.5).sum())
+
+
+def test_predict_and_its_json() -> None:
+    image, objects = SCENES[1]
+    found = predict(Oracle().eval(), image)
+    assert sorted(found.labels.tolist()) == sorted(objects.labels.tolist())
+    first = json.loads(json.dumps(found.to_dicts(SCENES.classes)))[0]
+    assert set(first) == {"class", "score", "box", "mask_pixels"}
+    with pytest.raises(UserError, match="training mode"):
+        predict(Oracle().train(), image)
+    with pytest.raises(UserError, match=r"score=1\.5"):
+        predict(Oracle().eval(), image, score=1.5)
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn", "retinanet"])
+def test_predict_with_a_real_detector(small: Callable[..., Any], name: str) -> None:
+    found = predict(small(name).eval(), Image.new("RGB", (50, 30)), score=0.0)
+    assert (found.masks is None) == (name == "retinanet")
+    assert found.masks is None or found.masks.shape[1:] == (30, 50)
+
+
+def one(box: list[float], size: tuple[int, int], *, masks: bool = True) -> Detections:
+    mask = torch.zeros(1, *size, dtype=torch.bool)
+    left, top, right, bottom = map(int, box)
+    mask[0, top:bottom, left:right] = True
+    return Detections(torch.tensor([box]), torch.tensor([0]), torch.tensor([0.9]), mask if masks else None)
+
+
+def test_a_mask_is_tinted_and_nothing_else() -> None:
+    image = Image.new("RGB", (600, 500), (100, 100, 100))
+    picture = np.asarray(draw(image, one([200.0, 100.0, 400.0, 300.0], (500, 600)), ["cat"]))
+    assert picture.shape == (500, 600, 3)
+    inside, outside = picture[200, 300], picture[450, 550]
+    assert outside.tolist() == [100, 100, 100]
+    assert inside[0] > 150  # class 0 is red
+    assert inside[1] < 100
+
+
+@pytest.mark.parametrize("size", [(1, 1), (128, 128), (1, 40)])
+def test_small_pictures_are_enlarged_so_that_labels_can_be_read(size: tuple[int, int]) -> None:
+    image = Image.new("RGB", (size[1], size[0]))
+    picture = draw(image, one([0.0, 0.0, float(size[1]), float(size[0])], size), ["a class with a long name"])
+    assert min(picture.size) >= 480
+    assert picture.width * size[0] == picture.height * size[1]
+
+
+def test_nothing_found_leaves_the_picture_alone() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (500, 600, 3), np.uint8))
+    nothing = one([0.0, 0.0, 9.0, 9.0], (500, 600)).above(1.0)
+    assert np.array_equal(np.asarray(draw(image, nothing, ["cat"])), np.asarray(image))
+
+
+def test_a_box_beyond_the_picture_can_be_drawn() -> None:
+    draw(Image.new("RGB", (500, 500)), one([450.0, 450.0, 900.0, 900.0], (500, 500), masks=False), ["cat"])

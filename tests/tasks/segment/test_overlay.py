@@ -1,0 +1,79 @@
+"""Pictures of classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from visualtokens.data.masks import read_mask
+from visualtokens.errors import UserError
+from visualtokens.tasks.segment import index_image, overlay, palette, save_prediction
+
+NAMES = ["pet", "background", "border"]
+
+
+def test_colours_differ_and_do_not_depend_on_the_count() -> None:
+    colours = palette(255)
+    assert colours.shape == (255, 3)
+    assert len({tuple(c) for c in colours.tolist()}) == 255
+    assert np.array_equal(palette(20), colours[:20])
+    assert palette(0).shape == (0, 3)
+    first = colours[:20].astype(int)
+    gaps = np.abs(first[:, None] - first[None]).sum(2) + 999 * np.eye(20, dtype=int)
+    assert gaps.min() > 60  # of 765
+
+
+def test_numbers_can_be_read_again(tmp_path: Path) -> None:
+    labels = torch.randint(150, (9, 7), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    image = index_image(labels, classes=150)
+    image.save(tmp_path / "x.png")
+    assert read_mask(tmp_path / "x.png").tolist() == labels.tolist()
+    shown = np.array(Image.open(tmp_path / "x.png").convert("RGB"))
+    assert np.array_equal(shown, palette(150)[labels.numpy()])
+
+
+def test_overlay_tints_each_pixel_by_its_class() -> None:
+    labels = torch.zeros(8, 8, dtype=torch.uint8)
+    labels[:, 4:] = 1
+    labels[6:] = 255
+    photo = Image.new("RGB", (8, 8), (100, 100, 100))
+    out = np.array(overlay(photo, labels, classes=NAMES, strength=0.5, legend=False)).astype(int)
+    expected = (100 + palette(3).astype(int)) / 2
+    assert np.abs(out[2, 1] - expected[0]).max() <= 1
+    assert np.abs(out[2, 6] - expected[1]).max() <= 1
+    assert out[7, 1].tolist() == [100, 100, 100]  # ignored pixels stay what they are
+    assert out[2, 3].sum() < 0.5 * out[2, 2].sum()  # a line between the classes
+
+
+def test_legend_names_what_is_there() -> None:
+    labels = torch.zeros(50, 300, dtype=torch.uint8)
+    plain = overlay(Image.new("RGB", (300, 50)), labels, classes=NAMES, legend=False)
+    one = overlay(Image.new("RGB", (300, 50)), labels, classes=NAMES)
+    assert plain.size == (300, 50)
+    assert one.width == 300
+    assert one.height > 50
+    assert np.array_equal(np.array(one)[:50], np.array(plain))
+    many = torch.arange(150, dtype=torch.uint8).repeat_interleave(100).view(50, 300)
+    assert overlay(Image.new("RGB", (300, 50)), many, classes=[f"class {i}" for i in range(150)]).height > 500
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (2000, 3)])
+def test_any_size(size: tuple[int, int], tmp_path: Path) -> None:
+    labels = torch.ones(size[1], size[0], dtype=torch.uint8)
+    drawn, numbers = save_prediction(
+        Image.new("RGB", size), labels, classes=NAMES, out=tmp_path / "new", name="photo"
+    )
+    assert (drawn.name, numbers.name) == ("photo_overlay.png", "photo_classes.png")
+    assert read_mask(numbers).tolist() == labels.tolist()
+    assert Image.open(drawn).width >= size[0]
+    ignored = torch.full_like(labels, 255)
+    assert overlay(Image.new("RGB", size), ignored, classes=NAMES).size == size
+
+
+def test_labels_must_fit() -> None:
+    with pytest.raises(UserError, match="labels of 3×4 do not fit an image of 5×6"):
+        overlay(Image.new("RGB", (6, 5)), torch.zeros(3, 4), classes=NAMES)
