@@ -1,10 +1,12 @@
-"""A limit in minutes for scripts that train: what is done by then is saved, and the same command goes on."""
+"""Time of scripts that train: a limit, at which what is done is saved, and what the training took."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 
 
 def stop_after(minutes: float | None) -> None:
@@ -13,3 +15,16 @@ def stop_after(minutes: float | None) -> None:
         timer = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGTERM))
         timer.daemon = True
         timer.start()
+
+
+def core_minutes(out: Path, *, began: float) -> float:
+    """Minutes of the processor that the run in ``out`` took since ``time.process_time()`` was ``began``.
+
+    Those of earlier processes that worked on the same run are added. It does not matter what else the
+    machine did meanwhile.
+    """
+    file = out / "core_minutes.txt"
+    before = float(file.read_text()) if file.exists() else 0.0
+    total = before + (time.process_time() - began) / 60
+    file.write_text(str(total))
+    return round(total, 1)

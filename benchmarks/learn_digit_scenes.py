@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
-from budget import stop_after
+from budget import core_minutes, stop_after
 from visualtokens.bench import count_parameters, machine
 from visualtokens.data.detection import open_detection
 from visualtokens.tasks import detect
@@ -53,26 +54,19 @@ def learn(out: Path, *, epochs: int) -> dict[str, Any]:
         save_every=50,
         resume="auto",
     )
+    began = time.process_time()
     result = train(config)
-    seconds = result.seconds + _seconds_before(out)
-    (out / "seconds.json").write_text(json.dumps(seconds))
     done = len(result.history)
     return {
         "finished": result.signal is None,
         "epochs": done,
-        "minutes": round(seconds / 60, 1),
+        "core_minutes": core_minutes(out, began=began),
         "train_images_per_second": round(result.images_per_second, 1),
         "box_ap50_by_epoch": [round(record["val_box_ap50"], 4) for record in result.history],
         "mask_ap50_by_epoch": [round(record["val_mask_ap50"], 4) for record in result.history],
         "loss_by_epoch": [round(record["loss"], 3) for record in result.history],
         **{name: round(value, 4) for name, value in result.metrics.items()},
     }
-
-
-def _seconds_before(out: Path) -> float:
-    """Of earlier calls of this script for the same run."""
-    file = out / "seconds.json"
-    return float(json.loads(file.read_text())) if file.exists() else 0.0
 
 
 def draw(out: Path, run: dict[str, Any]) -> Figure:
@@ -90,7 +84,7 @@ def draw(out: Path, run: dict[str, Any]) -> Figure:
             axis.set_axis_off()
     figure.suptitle(
         f"Unseen scenes; box AP50 {run['box_ap50']:.1%}, mask AP50 {run['mask_ap50']:.1%} of 500 "
-        f"after {run['minutes']:.0f} minutes"
+        f"after {run['core_minutes']:.0f} minutes of a core"
     )
     return figure
 
@@ -121,7 +115,7 @@ def main() -> None:
     draw(options.run, run).savefig(options.save.with_suffix(".png"), dpi=100)
     print(
         f"box AP50 {run['box_ap50']:.1%}, AP {run['box_ap']:.1%}; mask AP50 {run['mask_ap50']:.1%}, AP "
-        f"{run['mask_ap']:.1%} on 500 unseen scenes after {run['minutes']} minutes"
+        f"{run['mask_ap']:.1%} on 500 unseen scenes after {run['core_minutes']} minutes of a core"
     )
 
 

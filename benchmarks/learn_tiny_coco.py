@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
-from budget import stop_after
+from budget import core_minutes, stop_after
 from visualtokens.bench import count_parameters, machine
 from visualtokens.data.detection import open_detection
 from visualtokens.tasks import detect
@@ -78,6 +79,7 @@ def learn(data: str, out: Path, *, epochs: int, **options: Any) -> dict[str, Any
         resume="auto",
         **options,
     )
+    began = time.process_time()
     result = train(config)
     if result.signal is not None:
         raise SystemExit(
@@ -85,7 +87,7 @@ def learn(data: str, out: Path, *, epochs: int, **options: Any) -> dict[str, Any
         )
     return {
         "epochs": epochs,
-        "minutes_of_training": round(sum(record["seconds"] for record in result.history) / 60, 1),
+        "core_minutes": core_minutes(out, began=began),
         "loss_by_epoch": [round(record["loss"], 3) for record in result.history],
         "box_ap_by_epoch": [round(record["val_box_ap"], 4) for record in result.history],
         "unreadable": len(result.unreadable),
