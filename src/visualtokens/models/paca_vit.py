@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import DropPath, calculate_drop_path_rates
 from timm.models import checkpoint
 from torch import Tensor, nn
@@ -211,25 +210,13 @@ class PaCaViT(Pyramid):
                 module.init_clusters()
 
 
-_IMAGENET_CFG = dict(
-    num_classes=1000,
-    input_size=(3, 224, 224),
-    pool_size=(7, 7),
-    crop_pct=0.9,
-    interpolation="bicubic",
-    mean=IMAGENET_DEFAULT_MEAN,
-    std=IMAGENET_DEFAULT_STD,
-    first_conv="stages.0.embed.conv",
-    classifier="head",
-    fixed_input_size=False,
-)
 _SMALL_CFG = dict(input_size=(3, 32, 32), num_classes=100, pool_size=(8, 8), crop_pct=1.0)
 
 register_family(
     __name__,
     PaCaViT,
     CONFIGS,
-    default_cfg=_IMAGENET_CFG,
+    default_cfg=dict(first_conv="stages.0.embed.conv"),
     default_cfgs={n: _SMALL_CFG for n in CONFIGS if n.endswith("_32")}
     | {n: dict(first_conv="stages.0.embed.first") for n, c in CONFIGS.items() if c.get("double_stem")}
     | {"paca_vit_nano": _SMALL_CFG | dict(num_classes=10, pool_size=(4, 4))},

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models.pvt_v2 import OverlapPatchEmbed, PyramidVisionTransformerV2
 
 from visualtokens.models.registry import register_family
@@ -67,24 +66,12 @@ class PVTv2(PyramidVisionTransformerV2):
             info["reduction"] = stride
 
 
-_IMAGENET_CFG = dict(
-    num_classes=1000,
-    input_size=(3, 224, 224),
-    pool_size=(7, 7),
-    crop_pct=0.9,
-    interpolation="bicubic",
-    mean=IMAGENET_DEFAULT_MEAN,
-    std=IMAGENET_DEFAULT_STD,
-    first_conv="patch_embed.proj",
-    classifier="head",
-    fixed_input_size=False,
-)
 _SMALL_CFG = dict(input_size=(3, 32, 32), num_classes=100, pool_size=(8, 8), crop_pct=1.0)
 
 register_family(
     __name__,
     PVTv2,
     CONFIGS,
-    default_cfg=_IMAGENET_CFG,
+    default_cfg=dict(first_conv="patch_embed.proj"),
     default_cfgs={n: _SMALL_CFG for n in CONFIGS if n.endswith("_32")},
 )

@@ -8,10 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import timm
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
 _names: list[str] = []
+
+# What timm calls the pretrained_cfg, for images of ImageNet; a family says only what is different for it.
+IMAGENET: dict[str, Any] = dict(
+    num_classes=1000,
+    input_size=(3, 224, 224),
+    pool_size=(7, 7),
+    crop_pct=0.9,
+    interpolation="bicubic",
+    mean=IMAGENET_DEFAULT_MEAN,
+    std=IMAGENET_DEFAULT_STD,
+    classifier="head",
+    fixed_input_size=False,
+)
 
 
 def register_family(
@@ -25,12 +39,12 @@ def register_family(
 ) -> None:
     """Make every entry of ``configs`` a model that ``timm.create_model`` knows.
 
-    ``module`` is the ``__name__`` of the family's file, ``build`` its constructor, ``default_cfg`` what
-    timm calls the pretrained_cfg (input size, mean, std, names of stem and classifier);
+    ``module`` is the ``__name__`` of the family's file, ``build`` its constructor, ``default_cfg`` what it
+    has otherwise than :data:`IMAGENET`, at least the name of its first layer (``first_conv``);
     ``default_cfgs`` overrides it per model. ``features_only`` gives ``levels`` maps.
     """
     overrides = default_cfgs or {}
-    cfgs = {name: dict(default_cfg) | dict(overrides.get(name, {})) for name in configs}
+    cfgs = {name: IMAGENET | dict(default_cfg) | dict(overrides.get(name, {})) for name in configs}
     # timm's decorator looks the default configuration up in the module of the function it registers
     home = sys.modules[module]
     home.default_cfgs = getattr(home, "default_cfgs", {}) | generate_default_cfgs(cfgs)  # type: ignore[attr-defined]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import DropPath, LayerNorm2d, LayerScale2d, PatchEmbed, calculate_drop_path_rates
 from timm.models import checkpoint
 from torch import Tensor, nn
@@ -248,16 +247,5 @@ register_family(
     __name__,
     STViT,
     CONFIGS,
-    default_cfg=dict(
-        num_classes=1000,
-        input_size=(3, 224, 224),
-        pool_size=(7, 7),
-        crop_pct=0.9,
-        interpolation="bicubic",
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=IMAGENET_DEFAULT_STD,
-        first_conv="stages.0.embed.0",
-        classifier="head",
-        fixed_input_size=False,
-    ),
+    default_cfg=dict(first_conv="stages.0.embed.0"),
 )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-
 from visualtokens.models.registry import register_family
 from visualtokens.models.stvit import STViT
 
@@ -23,16 +21,5 @@ register_family(
     __name__,
     STViT,
     CONFIGS,
-    default_cfg=dict(
-        num_classes=1000,
-        input_size=(3, 224, 224),
-        pool_size=(7, 7),
-        crop_pct=0.9,
-        interpolation="bicubic",
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=IMAGENET_DEFAULT_STD,
-        first_conv="stages.0.embed.proj",
-        classifier="head",
-        fixed_input_size=False,
-    ),
+    default_cfg=dict(first_conv="stages.0.embed.proj"),
 )

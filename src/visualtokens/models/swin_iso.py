@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead, PatchEmbed, calculate_drop_path_rates
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerStage, WindowAttention
 from torch import nn
@@ -103,16 +102,5 @@ register_family(
     __name__,
     Swin,
     CONFIGS,
-    default_cfg=dict(
-        num_classes=1000,
-        input_size=(3, 224, 224),
-        pool_size=(7, 7),
-        crop_pct=0.9,
-        interpolation="bicubic",
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=IMAGENET_DEFAULT_STD,
-        first_conv="patch_embed.proj",
-        classifier="head.fc",
-        fixed_input_size=False,
-    ),
+    default_cfg=dict(first_conv="patch_embed.proj", classifier="head.fc"),
 )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import calculate_drop_path_rates, make_divisible
 from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices
@@ -220,15 +219,9 @@ register_family(
     CONFIGS,
     levels=LEVELS,
     default_cfg=dict(
-        num_classes=1000,
-        input_size=(3, 224, 224),
         pool_size=None,  # the head reads tokens, however large the map
         crop_pct=0.875,
         interpolation="bilinear",
-        mean=IMAGENET_DEFAULT_MEAN,
-        std=IMAGENET_DEFAULT_STD,
         first_conv="conv1",
-        classifier="head",
-        fixed_input_size=False,
     ),
 )
