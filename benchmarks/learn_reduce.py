@@ -184,7 +184,7 @@ def main() -> None:
     )
     parser.add_argument("--save", type=Path, help="write the result here as JSON, and the picture beside it")
     parser.add_argument(
-        "--prices", type=float, nargs="+", default=[1e-3, 4e-3], help="λ, one schedule for each"
+        "--prices", type=float, nargs="+", default=[1e-3, 3e-4], help="λ, one schedule for each"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="a trial of about a minute")

@@ -65,7 +65,7 @@ def test_eval(vtok: Vtok, run: str, data: Path) -> None:
     assert document["miou"] > 0.8
     assert document["iou"][2] is None
     assert np.sum(document["confusion"]) == 3 * 36 * 50
-    looks = ("--scales", "[0.5, 1.0]", "--flip", "--window", "24")
+    looks = ("--scales", "0.5", "1.0", "--flip", "--window", "24")
     more = json.loads(vtok(*given, *looks, "--json")[1])
     assert more["miou"] > 0.7
     assert more["loss"] != document["loss"]

@@ -14,13 +14,13 @@ from PIL import Image
 from torch import nn
 
 from tests.train.helpers import Make, history, last_state, lines, same, weights
-from visualtokens.data import Batch, create_loader, open_dataset
+from visualtokens.data import PRESETS, Batch, create_loader, open_dataset
 from visualtokens.errors import UserError
 from visualtokens.tasks.classify import Classify, Evaluation, evaluate
 from visualtokens.tasks.task import Loss
 from visualtokens.train import Diverged, load_checkpoint, train
 from visualtokens.train.step import Learner, Taken
-from visualtokens.train.tasks import default_augment
+from visualtokens.train.tasks import augment_of
 
 
 def test_a_run_learns_and_leaves_what_it_says(config: Make) -> None:
@@ -250,9 +250,11 @@ def test_a_single_class_is_refused(config: Make, tmp_path: Path) -> None:
 def test_size_and_default_augmentation(config: Make) -> None:
     train(config(epochs=1, size=40))
     assert load_checkpoint(config().out).preprocess.size == (40, 40)
-    assert [default_augment(d) for d in ("digits", "digit_scenes:96x96", "folder:/x", "npz:/digits")] == [
-        *("digits", "digits", "photo", "photo")
+    chosen = [
+        augment_of(config(data=d, augment=None))
+        for d in ("digits", "digit_scenes:96x96", "folder:/x", "npz:/digits")
     ]
+    assert chosen == [PRESETS[name] for name in ("digits", "digits", "photo", "photo")]
 
 
 def test_progress_goes_to_stderr_and_only_if_wanted(config: Make, capsys: pytest.CaptureFixture[str]) -> None:

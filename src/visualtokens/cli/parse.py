@@ -88,7 +88,8 @@ def _add(
             f"--{_spelled(field)}", type=hint, nargs="?", const=True, default=default, help=text
         )
     elif several:
-        parser.add_argument(f"--{_spelled(field)}", type=str, nargs="+", default=default, help=text)
+        (kind,) = get_args(hint)
+        parser.add_argument(f"--{_spelled(field)}", type=kind, nargs="+", default=default, help=text)
     else:
         needed = _is_required(field)
         parser.add_argument(f"--{_spelled(field)}", type=hint, default=default, required=needed, help=text)

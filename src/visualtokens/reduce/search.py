@@ -35,10 +35,9 @@ DECIDED = ("model", "model_args", "data", "out", "task", "init", "resume", "over
 class Extract(Task[Any, Any]):
     """Another task with soft extraction: its loss and the cost of the tokens that are left."""
 
-    name = EXTRACT
-
     def __init__(self, inner: Task[Any, Any], *, base: str, price: float, pace: float) -> None:
         self.inner, self.model, self.classes = inner, inner.model, inner.classes
+        self.name = inner.name  # what its checkpoints are good for
         self.images, self.score = inner.images, inner.score
         self.reduction = {"base": base, "method": SOFT, "price": price, "pace": pace}
         reduce(self.model, soft_extraction(price=price, pace=pace), keep=1.0, carry=False)

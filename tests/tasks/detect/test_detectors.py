@@ -98,7 +98,7 @@ def test_sizes_of_the_same_batch_do_not_mix(small: Callable[..., Any], name: str
 
 
 def test_mask_rcnn_is_torchvisions(small: Callable[..., Any]) -> None:
-    model = small("mask_rcnn", width=256, hidden=1024, backbone="resnet18").eval()
+    model = small("mask_rcnn", width=256, hidden=1024, regions=512, backbone="resnet18").eval()
     anchors = AnchorGenerator(((32,), (64,), (128,), (256,), (512,)), ((0.5, 1.0, 2.0),) * 5)
     backbone = model.backbone
     names = ["4", "8", "16", "32"]
