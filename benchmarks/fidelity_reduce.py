@@ -99,7 +99,7 @@ def draw(curves: dict[str, list[dict[str, float]]], full: float, path: Path) -> 
     colours = dict(
         zip([n for n in curves if "not carried" not in n], plt.get_cmap("tab10").colors, strict=False)
     )
-    figure, axes = plt.subplots(1, 2, figsize=(12, 5), sharex=True)
+    figure, axes = plt.subplots(1, 2, figsize=(14, 5), sharex=True, layout="constrained")
     for axis, what, title in zip(axes, ("class_token", "patches"), ("class token", "patches"), strict=True):
         for name, curve in curves.items():
             base = name.partition(", not carried")[0]
@@ -119,9 +119,13 @@ def draw(curves: dict[str, list[dict[str, float]]], full: float, path: Path) -> 
         axis.set(title=title, xlabel=f"GMACs (the full model: {full:.1f})", yscale="log")
         axis.grid(alpha=0.3, which="both")
     axes[0].set_ylabel("what is lost: 1 − cosine to the full model")
-    axes[0].legend(title="dashed: not carried", fontsize=8, title_fontsize=8)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        title="dashed: not carried",
+        loc="outside right upper",
+        frameon=False,
+    )
     figure.suptitle("Tokens of a pretrained DINOv2 ViT-S/14 reduced without training")
-    figure.tight_layout()
     figure.savefig(path, dpi=130)
 
 
