@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from visualtokens.data import Share
 from visualtokens.errors import UserError
@@ -58,9 +59,9 @@ class Team:
             dist.barrier()
 
 
-def restarted() -> bool:
-    """Whether torchrun has started this job again after one of its processes failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """How often torchrun has started this job again after one of its processes failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def local_device(device: torch.device) -> torch.device:
@@ -87,8 +88,22 @@ def join_team(device: torch.device) -> Iterator[Team]:
         return
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"several processes cannot train together on {device.type}; use cuda or cpu")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    _meet("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield Team(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
+
+
+def _meet(backend: str) -> None:
+    """Make the process group.
+
+    On a single machine torchrun keeps its store when it starts the processes again, and a process that is
+    early would find the addresses of those that failed there. So every start has names of its own.
+    """
+    if not restarts() or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        dist.init_process_group(backend)
+        return
+    store, rank, size = next(rendezvous("env://"))
+    fresh = dist.PrefixStore(f"restart_{restarts()}", store)
+    dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)

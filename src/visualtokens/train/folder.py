@@ -12,7 +12,7 @@ from visualtokens.errors import UserError
 from visualtokens.train.checkpoint import CONFIG, WEIGHTS, read_config
 from visualtokens.train.config import TrainConfig
 from visualtokens.train.config_checks import default_of
-from visualtokens.train.distributed import restarted
+from visualtokens.train.distributed import restarts
 from visualtokens.train.files import explain_failure, link, remove_leftovers, write_atomically
 from visualtokens.train.log import LOG, RUN_ID, STEPS, forget_steps_after
 from visualtokens.train.snapshot import SNAPSHOTS, list_snapshots
@@ -38,7 +38,7 @@ def open_run(config: TrainConfig) -> Path | None:
     if out.exists() and not out.is_dir():
         raise UserError(f"out={config.out!r} is a file; give a folder")
     holds_run = any((out / name).exists() for name in (*FILES, SNAPSHOTS))
-    resume: bool | str = "auto" if restarted() else config.resume
+    resume: bool | str = "auto" if restarts() > 0 else config.resume
     if resume is True and not holds_run:
         raise UserError(f"nothing to resume: {config.out!r} holds no run; leave --resume out")
     if resume and holds_run:

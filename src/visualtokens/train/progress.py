@@ -49,3 +49,4 @@ class Progress:
             bar_format=BAR,
         ) as bar:
             yield Bar(bar)
+            bar.refresh()  # where it ended, however fast the last steps were
