@@ -328,3 +328,36 @@ print(sum(len(batch.images) for batch in loader))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "360\n"), done.stderr
+
+
+def test_workers_leave_the_garbage_of_this_process_alone() -> None:
+    """Freeing an AVIF decoder waits for its threads, which a forked worker does not have."""
+    code = """
+import gc, io
+from PIL import Image
+from visualtokens.data import ImageDataset, Preprocess, create_loader
+
+gc.disable()
+file = io.BytesIO()
+Image.new("RGB", (256, 256)).save(file, "AVIF")
+image = Image.open(file)
+image.load()
+image.itself = image  # only the collector frees it
+del image
+
+class Collecting(ImageDataset):
+    classes = ["black"]
+    def __len__(self):
+        return 4
+    def path(self, index):
+        return str(index)
+    def __getitem__(self, index):
+        gc.collect()
+        return Image.new("RGB", (16, 16)), 0
+
+look = Preprocess((16, 16), (0.5,) * 3, (0.5,) * 3)
+loader = create_loader(Collecting(), look, batch=2, train=False, workers=2)
+print(sum(len(batch.images) for batch in loader))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -53,7 +54,13 @@ class Loader(Generic[B]):
         return len(self._place)
 
     def __iter__(self) -> Iterator[B]:
-        return iter(self._batches)
+        # Workers are forked here, and must not collect the garbage that this process left: freeing an AVIF
+        # decoder waits for its threads, which are not there in a fork, and the worker would hang.
+        gc.freeze()
+        try:
+            return iter(self._batches)
+        finally:
+            gc.unfreeze()
 
 
 class Items(Dataset["I | BadImage"], ABC, Generic[I]):
