@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
+from budget import core_minutes
 from visualtokens.bench import count_macs, count_parameters, machine
 from visualtokens.cli.report import table
 from visualtokens.data import Preprocess, read_image
@@ -102,7 +103,7 @@ def learn(pets: Path, work: Path, epochs: int) -> dict[str, Any]:
     return {
         "accuracy_on_pieces": result.accuracy,
         "epochs": epochs,
-        "core_minutes_of_training": round((time.process_time() - began) / 60, 1),  # since the last start
+        "core_minutes_of_training": core_minutes(out, began=began),
         "accuracy_by_epoch": [round(row["val_accuracy"], 4) for row in result.history],
     }
 

@@ -4,7 +4,7 @@
     python benchmarks/learn_cifar.py --cifar ../shared/data/cifar10_20k.npz --check results/learn_cifar.json
 
 The first command trains and writes down what it found; stopped and started again, it goes on where it was.
-Time is that of the processor since the last start, so it does not matter what else the machine does.
+Time is that of the processor, so it does not matter what else the machine does.
 The second one trains anew and fails unless every accuracy is within a point of what is written down.
 """
 
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from budget import core_minutes
 from visualtokens.bench import machine
 from visualtokens.cli.parse import parse
 from visualtokens.cli.train import VERB
@@ -45,7 +46,7 @@ def learn(config: TrainConfig) -> dict[str, Any]:
         "accuracy": result.accuracy,
         "best": result.best,
         "epochs": config.epochs,
-        "core_minutes": round((time.process_time() - began) / 60, 1),
+        "core_minutes": core_minutes(Path(config.out), began=began),
         "images_per_second": round(result.images_per_second),
         "waiting_for_images": round(result.data_wait, 4),
         "accuracy_by_epoch": [row["val_accuracy"] for row in result.history],

@@ -152,7 +152,7 @@ def main() -> None:
             f"{TITLES[head]:7s} mIoU {run['miou']:.2%}, pyramid {run['mmacs_pyramid']} of {run['mmacs']} M "
             f"MACs, {run['epochs']} epochs, {run['core_minutes']} minutes of a core"
         )
-    draw(data, folders, saved["runs"]).savefig(options.save.with_suffix(".png"), dpi=110)
+    draw(data, folders, saved["runs"]).savefig(options.save.with_suffix(".jpg"), dpi=110)
 
 
 if __name__ == "__main__":

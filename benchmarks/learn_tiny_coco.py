@@ -128,7 +128,7 @@ def main() -> None:
     stop_after(options.minutes)
     data = write_eight(options.coco, options.runs / "data")
     eight = learn(data, options.runs / "eight", epochs=options.epochs, augment="none")
-    draw(data, options.runs / "eight", eight).savefig(options.save.with_suffix(".png"), dpi=80)
+    draw(data, options.runs / "eight", eight).savefig(options.save.with_suffix(".jpg"), dpi=80)
     whole = learn(
         f"coco:{options.coco}",
         options.runs / "all",

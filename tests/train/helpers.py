@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,27 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object
         return learn(self, batch, counts)
 
     monkeypatch.setattr(Learner, "learn", learn_and_act)
+
+
+@contextmanager
+def dies_at_evaluation(task: type, number: int) -> Iterator[None]:
+    """The training inside ends with an error when it evaluates for the given time, counted from 1."""
+
+    class Enough(Exception): ...
+
+    original, calls = task.evaluate, 0  # type: ignore[attr-defined]
+
+    def evaluate(self: Any, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise Enough
+        return original(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "evaluate", evaluate)
+        with pytest.raises(Enough):
+            yield
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:

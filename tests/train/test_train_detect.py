@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.squares import CLASSES, write_squares
+from tests.train.helpers import dies_at_evaluation
 from visualtokens.errors import UserError
 from visualtokens.train import TrainConfig, train
 from visualtokens.train.checkpoint import read_config, read_weights
@@ -59,22 +60,9 @@ def test_squares_are_learned(data: str, tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_goes_on(data: str, tmp_path: Path) -> None:
     whole = train(config(data, tmp_path / "whole"), progress=False)
-    task_type = type(open_detect(config(data, tmp_path)))
-    original, calls = task_type.evaluate, 0
-
-    class Enough(Exception): ...
-
-    def evaluate(self: Any, *args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise Enough
-        return original(self, *args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task_type, "evaluate", evaluate)
-        with pytest.raises(Enough):
-            train(config(data, tmp_path / "parts"), progress=False)
+    task = type(open_detect(config(data, tmp_path)))
+    with dies_at_evaluation(task, 2):
+        train(config(data, tmp_path / "parts"), progress=False)
     again = train(config(data, tmp_path / "parts", resume="auto"), progress=False)
     assert [r["loss"] for r in again.history] == [r["loss"] for r in whole.history]
     first, second = (read_weights(tmp_path / name) for name in ("whole", "parts"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.train.helpers import dies_at_evaluation
 from visualtokens.errors import UserError
 from visualtokens.tasks.segment.task import rebuild
 from visualtokens.train import TrainConfig, train
@@ -64,24 +65,9 @@ def test_a_run_learns_and_leaves_a_model(data: str, tmp_path: Path) -> None:
 def test_a_run_that_was_stopped_goes_on(data: str, tmp_path: Path) -> None:
     """Two epochs, then two more, are the four epochs of one run."""
     whole = train(config(data, tmp_path / "whole"), progress=False)
-
-    class Enough(Exception): ...
-
-    calls = 0
-    task_type = type(open_segment(config(data, tmp_path)))
-    original = task_type.evaluate
-
-    def evaluate(self: Any, *args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise Enough
-        return original(self, *args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task_type, "evaluate", evaluate)
-        with pytest.raises(Enough):
-            train(config(data, tmp_path / "parts"), progress=False)
+    task = type(open_segment(config(data, tmp_path)))
+    with dies_at_evaluation(task, 3):
+        train(config(data, tmp_path / "parts"), progress=False)
     again = train(config(data, tmp_path / "parts", resume="auto"), progress=False)
     assert [r["val_miou"] for r in again.history] == [r["val_miou"] for r in whole.history]
     first, second = (read_weights(tmp_path / name) for name in ("whole", "parts"))

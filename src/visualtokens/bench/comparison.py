@@ -90,8 +90,9 @@ def compare(
         runs = {c.name: prepare(c, images, mode) for c in candidates}
         for run in runs.values():
             run()  # compiles, and makes what a library makes only once
-        peaks = {name: peak_memory(run, device=device) for name, run in runs.items()}
         timings = interleave(runs, rounds=rounds, min_seconds=min_seconds, canary=matmul_canary(device))
+        # Only now: what the profiler leaves on the heap changes how fast memory is had from then on.
+        peaks = {name: peak_memory(run, device=device) for name, run in runs.items()}
         here = machine()
     return Comparison(
         rows=tuple(_row(name, batch, timings, *costs[name], peaks[name]) for name in runs),

@@ -6,11 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visualtokens.cli.images import each_image
 from visualtokens.cli.report import table, unreadable_as_json, warn_unreadable
-from visualtokens.cli.tasks import different_names, require_classes
+from visualtokens.cli.tasks import require_classes
 from visualtokens.cli.verb import Result
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from visualtokens.cli.eval import EvalConfig
     from visualtokens.cli.predict import PredictConfig
     from visualtokens.tasks.detect import Evaluation
@@ -74,7 +77,6 @@ def _percent(value: float | None) -> str:
 
 def predict(config: PredictConfig, *, out: str) -> Result:
     """Draw what is found on every image; exit code 1 if one is unreadable."""
-    from visualtokens.data import BadImage, read_image
     from visualtokens.tasks import detect
     from visualtokens.train import pick_device
     from visualtokens.train.detect import load_detector
@@ -83,22 +85,14 @@ def predict(config: PredictConfig, *, out: str) -> Result:
     model = checkpoint.model.to(pick_device(config.device))
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
-    unreadable: list[BadImage] = []
-    for path, name in zip(config.images, different_names(config.images), strict=True):
-        try:
-            image = read_image(path)
-        except BadImage as bad:
-            unreadable.append(bad)
-            continue
+
+    def say(image: Image.Image, name: str) -> dict[str, Any]:
         detections = detect.predict(model, image, score=SCORE if config.score is None else config.score)
         picture = folder / f"{name}_objects.png"
         detect.draw(image, detections, checkpoint.classes).save(picture)
-        objects = detections.to_dicts(checkpoint.classes)
-        found.append({"image": path, "picture": str(picture), "objects": objects})
-    warn_unreadable(unreadable)
-    document = {"predictions": found, "unreadable": unreadable_as_json(unreadable)}
-    return Result("\n".join(map(_lines, found)), document, code=1 if unreadable else 0)
+        return {"picture": str(picture), "objects": detections.to_dicts(checkpoint.classes)}
+
+    return each_image(config.images, say, text=_lines)
 
 
 def _lines(prediction: dict[str, Any]) -> str:

@@ -39,7 +39,7 @@ class EvalConfig:
     training."""
 
     scales: list[float] = field(default_factory=list)
-    """Of a segmentation model: sizes to look at each image in, such as [0.75, 1, 1.25]; the mean counts."""
+    """Of a segmentation model: sizes to look at each image in, such as 0.75 1 1.25; the mean counts."""
 
     flip: bool = False
     """Of a segmentation model: look at the mirror image, too."""

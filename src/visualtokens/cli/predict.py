@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from visualtokens.cli import detect, segment
-from visualtokens.cli.report import unreadable_as_json, warn_unreadable
+from visualtokens.cli.images import each_image
 from visualtokens.cli.tasks import refuse_others, task_of
 from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import UserError
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from visualtokens.train import Checkpoint
 
 
@@ -35,7 +37,7 @@ class PredictConfig:
     """Of a detector: how sure it must be of what it draws, from 0 to 1; by default 0.5."""
 
     scales: list[float] = field(default_factory=list)
-    """Of a segmentation model: sizes to look at each image in, such as [0.75, 1, 1.25]; the mean counts."""
+    """Of a segmentation model: sizes to look at each image in, such as 0.75 1 1.25; the mean counts."""
 
     flip: bool = False
     """Of a segmentation model: look at the mirror image, too."""
@@ -59,32 +61,24 @@ def run(config: PredictConfig) -> Result:
 
 
 def _classify(config: PredictConfig) -> Result:
-    from visualtokens.data import BadImage
     from visualtokens.train import load_checkpoint, pick_device
 
     if config.top < 1:
         raise UserError(f"top={config.top} must be at least 1")
     checkpoint = load_checkpoint(config.checkpoint)
     checkpoint.model.to(pick_device(config.device))
-    found: list[dict[str, Any]] = []
-    unreadable: list[BadImage] = []
-    for path in config.images:
-        try:
-            found.append({"image": path, "classes": _predict(checkpoint, path, top=config.top)})
-        except BadImage as bad:
-            unreadable.append(bad)
-    warn_unreadable(unreadable)
-    document = {"predictions": found, "unreadable": unreadable_as_json(unreadable)}
-    return Result("\n".join(map(_text, found)), document, code=1 if unreadable else 0)
+    return each_image(
+        config.images,
+        lambda image, name: {"classes": _predict(checkpoint, image, top=config.top)},
+        text=_text,
+    )
 
 
-def _predict(checkpoint: Checkpoint, path: str, *, top: int) -> list[dict[str, Any]]:
+def _predict(checkpoint: Checkpoint, image: Image.Image, *, top: int) -> list[dict[str, Any]]:
     import torch
 
-    from visualtokens.data import read_image
-
     device = next(checkpoint.model.parameters()).device
-    x = checkpoint.preprocess(read_image(path)).to(device)  # (3, H, W)
+    x = checkpoint.preprocess(image).to(device)  # (3, H, W)
     with torch.inference_mode():
         probabilities = checkpoint.model(x.unsqueeze(0))[0].float().softmax(0)  # (classes,)
     values, indices = probabilities.topk(min(top, len(checkpoint.classes)))

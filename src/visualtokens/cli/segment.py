@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from visualtokens.cli.images import each_image
 from visualtokens.cli.report import table, unreadable_as_json, warn_unreadable
-from visualtokens.cli.tasks import different_names, require_classes
+from visualtokens.cli.tasks import require_classes
 from visualtokens.cli.verb import Result
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from visualtokens.cli.eval import EvalConfig
     from visualtokens.cli.predict import PredictConfig
     from visualtokens.tasks.segment import Inference, SegmentEvaluation
@@ -81,7 +84,6 @@ def _text(found: SegmentEvaluation, classes: list[str]) -> str:
 
 def predict(config: PredictConfig, *, out: str) -> Result:
     """Write an overlay and the numbers of the classes of every image; exit code 1 if one is unreadable."""
-    from visualtokens.data import BadImage, read_image
     from visualtokens.tasks import segment
     from visualtokens.train import pick_device
     from visualtokens.train.segment import load_segmenter
@@ -90,23 +92,16 @@ def predict(config: PredictConfig, *, out: str) -> Result:
     classes, preprocess = checkpoint.classes, checkpoint.preprocess
     model = checkpoint.model.to(pick_device(config.device))
     inference = _inference(checkpoint, config.scales, config.flip, config.window)
-    found: list[dict[str, Any]] = []
-    unreadable: list[BadImage] = []
-    for path, name in zip(config.images, different_names(config.images), strict=True):
-        try:
-            image = read_image(path)
-        except BadImage as bad:
-            unreadable.append(bad)
-            continue
+
+    def say(image: Image.Image, name: str) -> dict[str, Any]:
         labels = segment.predict(model, image, preprocess=preprocess, classes=classes, inference=inference)
         drawn, numbers = segment.save_prediction(image, labels, classes=classes, out=out, name=name)
         counts = labels.flatten().long().bincount(minlength=len(classes))
         order = counts.argsort(descending=True).tolist()
         shares = {classes[i]: counts[i].item() / labels.numel() for i in order if counts[i]}
-        found.append({"image": path, "overlay": str(drawn), "classes": str(numbers), "shares": shares})
-    warn_unreadable(unreadable)
-    document = {"predictions": found, "unreadable": unreadable_as_json(unreadable)}
-    return Result("\n".join(map(_lines, found)), document, code=1 if unreadable else 0)
+        return {"overlay": str(drawn), "classes": str(numbers), "shares": shares}
+
+    return each_image(config.images, say, text=_lines)
 
 
 def _lines(prediction: dict[str, Any]) -> str:

@@ -53,15 +53,3 @@ def require_classes(data: str, found: Sequence[str], checkpoint: str, known: Seq
 def _brief(classes: Sequence[str]) -> str:
     shown = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
     return f"{len(classes)} classes ({shown})"
-
-
-def different_names(images: Sequence[str]) -> list[str]:
-    """What the files made of each image are called: its own name, numbered where another has the same."""
-    names: list[str] = []
-    for path in images:
-        stem, count = Path(path).stem, 2
-        name = stem
-        while name in names:
-            name, count = f"{stem}_{count}", count + 1
-        names.append(name)
-    return names

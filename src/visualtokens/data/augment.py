@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
+from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
@@ -17,6 +19,7 @@ from visualtokens.data.randomness import seeded_globals
 from visualtokens.errors import UserError, unknown
 
 Range = tuple[float, float]
+Picture = TypeVar("Picture", Image.Image, tv_tensors.Image)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Augment:
         image = preprocess.resize(image, self._box(image, preprocess, rng))
         if self.flip and rng.random() < self.flip:
             image = functional.horizontal_flip(image)
-        image = self._recolour(self._move(self._shift(image, rng), rng), rng)
+        image = recolour(self._move(self._shift(image, rng), rng), self, rng)
         if self.policy is None:
             return image
         with seeded_globals(rng):
@@ -106,17 +109,32 @@ class Augment:
             interpolation=InterpolationMode.BILINEAR,
         )
 
-    def _recolour(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        for strength, adjust in (
-            (self.brightness, functional.adjust_brightness),
-            (self.contrast, functional.adjust_contrast),
-            (self.saturation, functional.adjust_saturation),
-        ):
-            if strength:
-                image = adjust(image, rng.uniform(1 - strength, 1 + strength))
-        if self.hue:
-            image = functional.adjust_hue(image, rng.uniform(-self.hue, self.hue))
-        return image
+
+class Colours(Protocol):
+    """How far colours may change: 0.2 is between 0.8 and 1.2 times, the hue by shares of the circle."""
+
+    @property
+    def brightness(self) -> float: ...
+    @property
+    def contrast(self) -> float: ...
+    @property
+    def saturation(self) -> float: ...
+    @property
+    def hue(self) -> float: ...
+
+
+def recolour(image: Picture, limits: Colours, rng: np.random.Generator) -> Picture:
+    """Change the colours of an image at random, within the limits."""
+    for strength, adjust in (
+        (limits.brightness, functional.adjust_brightness),
+        (limits.contrast, functional.adjust_contrast),
+        (limits.saturation, functional.adjust_saturation),
+    ):
+        if strength:
+            image = adjust(image, rng.uniform(1 - strength, 1 + strength))
+    if limits.hue:
+        image = functional.adjust_hue(image, rng.uniform(-limits.hue, limits.hue))
+    return image
 
 
 PRESETS = {

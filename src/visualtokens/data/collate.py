@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from visualtokens.data.augment import Augment
 from visualtokens.data.batch import Batch
 from visualtokens.data.decode import BadImage
 from visualtokens.data.preprocess import Preprocess, pixels
+from visualtokens.data.workers import share_from_worker
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +59,5 @@ class Collate:
         )
         for item, image in zip(good, batch.images, strict=True):
             item.augment.add_noise(image, item.rng)
-        if get_worker_info() is not None:
-            # Left to the queue's thread, the copies to shared memory would start up that thread's parallel
-            # runtime, whose locks a fork may have left taken: the worker would hang.
-            for tensor in (batch.images, batch.labels, batch.index):
-                tensor.share_memory_()
+        share_from_worker((batch.images, batch.labels, batch.index))
         return batch

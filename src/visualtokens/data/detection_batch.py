@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from visualtokens.data.decode import BadImage
 from visualtokens.data.detection import Objects
 from visualtokens.data.share import Share
+from visualtokens.data.workers import share_from_worker
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,5 @@ def collate(items: list[DetectionItem | BadImage]) -> DetectionBatch:
         torch.tensor([item.index for item in good], dtype=torch.int64),
         tuple(item for item in items if isinstance(item, BadImage)),
     )
-    if get_worker_info() is not None:
-        # Left to the queue's thread, the copies to shared memory could hang the worker: see data.collate.
-        for tensor in (*batch.images, *(t for each in batch.objects for t in each.tensors()), batch.index):
-            tensor.share_memory_()
+    share_from_worker((*batch.images, *(t for each in batch.objects for t in each.tensors()), batch.index))
     return batch

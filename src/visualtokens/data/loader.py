@@ -8,7 +8,7 @@ from visualtokens.data.augment import Augment, as_augment
 from visualtokens.data.base import ImageDataset, ImageStream
 from visualtokens.data.batch import Batch
 from visualtokens.data.collate import Collate, Item, prepare
-from visualtokens.data.epochs import Items, Loader, check_loading, load_items
+from visualtokens.data.epochs import Items, Loader, load_items
 from visualtokens.data.order import Key
 from visualtokens.data.preprocess import Preprocess
 from visualtokens.data.randomness import generator
@@ -45,7 +45,6 @@ def create_loader(
     if not train and changes != Augment():
         raise UserError(f"augment={augment!r} is for training only; leave it out when train=False")
     share = share or Share()
-    check_loading(batch=batch, seed=seed, workers=workers, share=share)
     if isinstance(dataset, ImageStream):
         loader, batches = create_stream_loader(
             dataset,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import get_worker_info
 
 from visualtokens.data.decode import BadImage
 from visualtokens.data.epochs import Items, Loader, load_items
@@ -18,6 +17,7 @@ from visualtokens.data.randomness import generator
 from visualtokens.data.segmentation import SegmentationDataset, mirrored_classes
 from visualtokens.data.segmentation_transforms import SegmentAugment, SegmentPreprocess, as_segment_augment
 from visualtokens.data.share import Share
+from visualtokens.data.workers import share_from_worker
 from visualtokens.errors import UserError
 
 
@@ -147,11 +147,7 @@ class _Collate:
         index = torch.tensor([item.index for item in good], dtype=torch.int64)
         bad = tuple(item for item in items if isinstance(item, BadImage))
         batch = SegmentBatch(images, masks, image_sizes, mask_sizes, index, bad)
-        if get_worker_info() is not None:
-            # Left to the queue's thread, the copies to shared memory would start up that thread's parallel
-            # runtime, whose locks a fork may have left taken: the worker would hang.
-            for tensor in (images, masks, image_sizes, mask_sizes, index):
-                tensor.share_memory_()
+        share_from_worker((images, masks, image_sizes, mask_sizes, index))
         return batch
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
+from visualtokens.data.augment import Range, recolour
 from visualtokens.data.masks import IGNORE, Mask
 from visualtokens.errors import UserError, unknown
 
-Range = tuple[float, float]
 Pair = tuple[tv_tensors.Image, tv_tensors.Mask]  # (3, H, W) and (H, W), both uint8
 
 
@@ -110,19 +110,7 @@ class SegmentAugment:
         if self.flip and rng.random() < self.flip:
             picture, truth = functional.horizontal_flip(picture), functional.horizontal_flip(truth)
             truth = tv_tensors.Mask(_lookup(mirror)[truth.long()])
-        return self._recolour(picture, rng).as_subclass(Tensor), truth.as_subclass(Tensor)
-
-    def _recolour(self, image: tv_tensors.Image, rng: np.random.Generator) -> tv_tensors.Image:
-        for strength, adjust in (
-            (self.brightness, functional.adjust_brightness),
-            (self.contrast, functional.adjust_contrast),
-            (self.saturation, functional.adjust_saturation),
-        ):
-            if strength:
-                image = adjust(image, rng.uniform(1 - strength, 1 + strength))
-        if self.hue:
-            image = functional.adjust_hue(image, rng.uniform(-self.hue, self.hue))
-        return image
+        return recolour(picture, self, rng).as_subclass(Tensor), truth.as_subclass(Tensor)
 
 
 SEGMENT_PRESETS: Mapping[str, SegmentAugment] = {

@@ -15,6 +15,7 @@ from visualtokens.data.base import Encoded, ImageStream
 from visualtokens.data.batch import Batch
 from visualtokens.data.collate import Collate, Item, prepare
 from visualtokens.data.decode import BadImage, decode_image
+from visualtokens.data.epochs import check_loading
 from visualtokens.data.preprocess import Preprocess
 from visualtokens.data.randomness import generator
 from visualtokens.data.share import Share
@@ -35,6 +36,7 @@ def create_stream_loader(
     pin_memory: bool,
 ) -> tuple[DataLoader[Batch], StreamBatches]:
     """The loader of the batches of one process, and the object that holds its epoch."""
+    check_loading(batch=batch, seed=seed, workers=workers, share=share)
     readers = max(workers, 1)
     if share.parts * readers > stream.most_shares:
         raise UserError(

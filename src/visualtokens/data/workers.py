@@ -6,7 +6,11 @@ import functools
 import os
 import signal
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+
+from torch import Tensor
+from torch.utils.data import get_worker_info
 
 
 @functools.cache
@@ -32,3 +36,14 @@ def _end_with(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         continue
     os._exit(0)
+
+
+def share_from_worker(tensors: Iterable[Tensor]) -> None:
+    """In a worker, move the tensors of a batch to memory that the process that trains can read.
+
+    Left to the queue's thread, the copies would start up that thread's parallel runtime, whose locks a fork
+    may have left taken: the worker would hang.
+    """
+    if get_worker_info() is not None:
+        for tensor in tensors:
+            tensor.share_memory_()

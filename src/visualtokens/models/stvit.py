@@ -130,10 +130,11 @@ class Stage(nn.Module):
         batch, _, height, width = x.shape
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not x.is_cpu:
             return batch
-        if any(isinstance(module, Tap) and module.wanted() for module in self.modules()):
-            return batch
         widest = self.hidden * (height // self.stride) * (width // self.stride) * x.element_size()
-        return max(1, conv_ffn.STRIP_BYTES // max(1, widest))
+        images = max(1, conv_ffn.STRIP_BYTES // max(1, widest))
+        if images < batch and any(isinstance(m, Tap) and m.wanted() for m in self.modules()):
+            return batch
+        return images
 
 
 def conv_stem(in_chans: int, dim: int) -> nn.Sequential:

@@ -84,25 +84,20 @@ class Classify(Task[Batch, Evaluation]):
         )
 
     def train_loader(self, loading: Loading) -> Loader[Batch]:
-        return create_loader(
-            self.train_set,
-            self.preprocess,
-            batch=loading.batch,
-            train=True,
-            seed=loading.seed,
-            workers=loading.workers,
-            augment=self.augment,
-            share=loading.share,
-            pin_memory=loading.pin_memory,
-        )
+        return self._loader(self.train_set, self.augment, loading)
 
     def val_loader(self, loading: Loading) -> Loader[Batch]:
+        return self._loader(self.val_set, None, loading)
+
+    def _loader(self, dataset: ImageDataset, augment: Augment | None, loading: Loading) -> Loader[Batch]:
         return create_loader(
-            self.val_set,
+            dataset,
             self.preprocess,
             batch=loading.batch,
-            train=False,
+            train=augment is not None,
+            seed=loading.seed,
             workers=loading.workers,
+            augment=augment or "none",
             share=loading.share,
             pin_memory=loading.pin_memory,
         )

@@ -58,25 +58,22 @@ class Segment(Task[SegmentBatch, SegmentEvaluation]):
         self._description = describe(head, classes=self.classes, preprocess=preprocess, model_args=model_args)
 
     def train_loader(self, loading: Loading) -> Loader[SegmentBatch]:
-        return create_segment_loader(
-            self.train_set,
-            self.preprocess,
-            batch=loading.batch,
-            train=True,
-            seed=loading.seed,
-            workers=loading.workers,
-            augment=self.augment,
-            share=loading.share,
-            pin_memory=loading.pin_memory,
-        )
+        return self._loader(self.train_set, self.augment, loading)
 
     def val_loader(self, loading: Loading) -> Loader[SegmentBatch]:
+        return self._loader(self.val_set, None, loading)
+
+    def _loader(
+        self, dataset: SegmentationDataset, augment: SegmentAugment | None, loading: Loading
+    ) -> Loader[SegmentBatch]:
         return create_segment_loader(
-            self.val_set,
+            dataset,
             self.preprocess,
             batch=loading.batch,
-            train=False,
+            train=augment is not None,
+            seed=loading.seed,
             workers=loading.workers,
+            augment=augment or "none",
             share=loading.share,
             pin_memory=loading.pin_memory,
         )
