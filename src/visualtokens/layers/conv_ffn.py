@@ -49,14 +49,14 @@ class ConvFFN(nn.Module):
 
     def compute(self, x: Tensor, inner: slice) -> Tensor:
         """The network on rows ``x (B, R, W, C)`` of a map, for those of them that are ``inner``."""
+        # In place where nobody needs what was there: the largest map is not written a second time.
+        fresh = torch.is_grad_enabled() or torch.compiler.is_compiling()
         hidden = self.fc1(x)  # (B, R, W, expansion · C)
         if self.gelu_first:
-            # In place where nobody needs what was there: the largest map is not written a second time.
-            fresh = torch.is_grad_enabled() or torch.compiler.is_compiling()
             hidden = F.gelu(hidden) if fresh else torch.ops.aten.gelu_(hidden)
         mixed = self.dwconv(hidden.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)[:, inner]
         if self.residual:
-            mixed = mixed + hidden[:, inner]
+            mixed = mixed + hidden[:, inner] if fresh else mixed.add_(hidden[:, inner])
         return self.fc2(mixed if self.gelu_first else F.gelu(mixed))
 
 

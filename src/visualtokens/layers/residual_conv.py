@@ -12,4 +12,5 @@ class ResidualConv(nn.Conv2d):
         super().__init__(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)
+        y = super().forward(x)
+        return y.add_(x) if y.dtype == x.dtype else x + y  # in place; autocast may have changed its type
