@@ -48,8 +48,9 @@ def draw(found: Tradeoff, path: Path) -> Path:
             _panel(left, macs, quality, found, xlabel=cost, ylabel=f"{found.quality}, %")
             _panel(right, speed, quality, found, xlabel=rate, ylabel="")
         images = f"images of {found.size[0]}×{found.size[1]}"
+        threads = f"{found.machine['threads']} thread{'s' * (found.machine['threads'] != 1)}"
         figure.suptitle(
-            f"{found.method}, {images}; speed in batches of {found.batch}, {found.machine['threads']} threads"
+            f"{found.method}, {images}; speed in batches of {found.batch}, {threads}"
             + (f", {found.quality} of {found.judged} images" if found.quality else ""),
             fontsize=11,
         )
@@ -62,15 +63,17 @@ def draw(found: Tradeoff, path: Path) -> Path:
 def _panel(ax: Any, x: list[float], y: list[float], found: Tradeoff, *, xlabel: str, ylabel: str) -> None:
     order = sorted(range(len(x)), key=lambda i: found.rows[i].macs)
     ax.plot([x[i] for i in order], [y[i] for i in order], color=LINE, linewidth=2, zorder=2)
+    rising = (x[order[-1]] - x[order[0]]) * (y[order[-1]] - y[order[0]]) > 0
+    beside = dict(xytext=(-8, 3), ha="right") if rising else dict(xytext=(8, 3), ha="left")  # off the line
     for i, row in enumerate(found.rows):
         filled = row.name == "full"
         ax.plot(
             x[i], y[i], "o", color=LINE, markerfacecolor=LINE if filled else "white", markersize=7, zorder=3
         )
-        above = row.name if filled else f"×{row.speedup.median:.1f}"
-        ax.annotate(above, (x[i], y[i]), (0, 9), textcoords="offset points", ha="center", fontsize=10)
+        label = row.name if filled else f"×{row.speedup.median:.1f}"
+        ax.annotate(label, (x[i], y[i]), textcoords="offset points", fontsize=10, **beside)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.set_xlim(left=0)
+    ax.set_xlim(0, 1.1 * max(x))
     ax.margins(y=0.18)
     ax.grid(color="0.9", linewidth=0.8)
     ax.set_axisbelow(True)
