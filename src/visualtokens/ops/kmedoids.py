@@ -10,6 +10,7 @@ from torch import Tensor
 from visualtokens.ops.checks import check_finite
 from visualtokens.ops.hard import take
 from visualtokens.ops.kmeans import Metric, check_cluster_arguments, origin, to_points, trivial_assignment
+from visualtokens.ops.kmedoids_few import few_is_less, few_products, kmedoids_few
 from visualtokens.ops.seeds import Init, distinct_indices, seed_indices
 
 
@@ -33,7 +34,8 @@ def kmedoids(
     Eq. 16  a(i) = argmin_j ‖x_i − x_{n(j)}‖, the lowest j on ties
     Eq. 17  n(j) = argmin_{i: a(i)=j} Σ_{a(i')=j} w_i' ‖x_i − x_i'‖², the lowest i on ties
 
-    The N×N distances are made once; an update adds their rows up by cluster, O(N²) additions.
+    The N×N distances are made once; an update adds their rows up by cluster, O(N²) additions. From the
+    start "distinct" with few tokens to go, fewer distances will do, see :mod:`.kmedoids_few`.
     An empty cluster keeps its medoid. ``init`` as in :func:`~visualtokens.ops.seeds.seed_indices`;
     ``weights``, ``metric``, ``k >= N`` and ``k=0`` as in :func:`~visualtokens.ops.kmeans.kmeans`.
     The clustering has no gradient; tokens taken with :func:`~visualtokens.ops.take` have theirs.
@@ -42,6 +44,8 @@ def kmedoids(
     check_cluster_arguments(x, k, weights, iterations, metric)
     if k >= x.shape[1] or k == 0:
         return _trivial(x, k)
+    if _few_go(init, x.shape[1], k, iterations):
+        return _few(x, k, weights, iterations, metric)
     distance = squared_distances(to_points(x, metric))  # (B, N, N)
     indices = _search(distance, _start(init, x, k, weights, distance), weights, iterations)
     return KMedoids(indices, _nearest_medoid(distance, indices))
@@ -56,8 +60,27 @@ def medoids(
     check_cluster_arguments(x, k, weights, iterations, "euclidean")
     if k >= x.shape[1] or k == 0:
         return _trivial(x, k).indices
+    if _few_go(init, x.shape[1], k, iterations):
+        return _few(x, k, weights, iterations, "euclidean").indices
     distance = squared_distances(to_points(x, "euclidean"))  # (B, N, N)
     return _search(distance, _start(init, x, k, weights, distance), weights, iterations)
+
+
+def products(n: int, k: int, iterations: int, *, distinct: bool) -> int:
+    """How many pairs of N tokens :func:`kmedoids` multiplies, from the start "distinct" or another."""
+    few = distinct and few_is_less(n, k, iterations)
+    return few_products(n, k, iterations) if few else n * n
+
+
+def _few_go(init: Init, n: int, k: int, iterations: int) -> bool:
+    return isinstance(init, str) and init == "distinct" and few_is_less(n, k, iterations)
+
+
+def _few(x: Tensor, k: int, weights: Tensor | None, iterations: int, metric: Metric) -> KMedoids:
+    points = to_points(x, metric)
+    weights = None if weights is None else weights.to(points.dtype)
+    with torch.autocast(points.device.type, enabled=False):
+        return KMedoids(*kmedoids_few(points - origin(points), k, weights=weights, iterations=iterations))
 
 
 def _trivial(x: Tensor, k: int) -> KMedoids:

@@ -22,6 +22,9 @@ Evidence = Literal["significance", "keys"]
 # By their forward: a subclass that changes it computes something else.
 KNOWN = {kind.forward for kind in (Attention, AttentionRope, EvaAttention)}
 
+# Attention weights at a time on a CPU: a megabyte in float32, what the cache of one core holds.
+CACHED_WEIGHTS = 2**18
+
 
 def known(attn: nn.Module) -> bool:
     """Whether :func:`attention` can stand in for this module."""
@@ -54,17 +57,34 @@ def attention(attn: nn.Module, x: Tensor, given: Inputs, needs: frozenset[Eviden
     if given.alpha is not None:
         q, k, scale = F.normalize(q, dim=3), F.normalize(k, dim=3), given.alpha
     keys = k.mean(1) if "keys" in needs else None  # (B, N, D)
+    if isinstance(scale, Tensor):
+        q, scale = q * scale, 1.0
     received = None
     if "significance" in needs or (module.training and module.attn_drop.p > 0):
-        weights = _weights(q, k, given.bias, scale)  # (B, heads, N, N)
-        if "significance" in needs:
-            received = significance(weights)  # (B, N)
-        out = torch.bmm(module.attn_drop(weights).flatten(0, 1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
-    elif isinstance(scale, Tensor):
-        out = attend(q * scale, k, v, _mask(given.bias, q), scale=1.0)
+        out, received = _open(module.attn_drop, q, k, v, given.bias, scale)
     else:
-        out = attend(q, k, v, _mask(given.bias, q), scale=scale)
-    return Attended(_output(module, x, out), received, keys)
+        out = attend(q, k, v, _mask(given.bias, q), scale=scale).transpose(1, 2)
+    return Attended(_output(module, x, out), received if "significance" in needs else None, keys)
+
+
+def _open(
+    drop: nn.Module, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The answer ``(B, N, heads, D)`` and the significance ``(B, N)``.
+
+    A few images at a time where that is possible, so that their weights never leave the cache.
+    """
+    b, heads, n, _ = q.shape
+    few = q.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    step = max(1, CACHED_WEIGHTS // (heads * n**2)) if few else max(1, b)
+    outs, received = [], []
+    for i in range(0, max(1, b), step):
+        some = slice(i, i + step)
+        weights = _weights(q[some], k[some], None if bias is None else bias[some], scale)
+        received.append(significance(weights))
+        out = torch.bmm(drop(weights).flatten(0, 1), v[some].flatten(0, 1))
+        outs.append(out.unflatten(0, (-1, heads)).transpose(1, 2))
+    return torch.cat(outs), torch.cat(received)
 
 
 def _timm(attn: nn.Module, x: Tensor, given: Inputs) -> Tensor:
@@ -112,22 +132,19 @@ def _rotate(attn: Any, x: Tensor, rope: Tensor) -> Tensor:
     return torch.cat((x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)), dim=2)
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: Tensor | float) -> Tensor:
-    """softmax(q kᵀ · scale + bias), ``(B, heads, N, N)``; the product adds the bias while it writes."""
-    b, heads, n, _ = q.shape
-    if isinstance(scale, Tensor):
-        q, scale = q * scale, 1.0
-    if bias is None:
-        start, beta = q.new_empty(1, 1, 1), 0  # ignored
-    else:
-        start, beta = bias.to(q.dtype).repeat(1, heads).view(b * heads, 1, n), 1
-    logits = torch.baddbmm(start, q.flatten(0, 1), k.flatten(0, 1).mT, beta=beta, alpha=scale)
-    return logits.unflatten(0, (b, heads)).softmax(3)
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """softmax(q kᵀ · scale + bias), ``(B, heads, N, N)``."""
+    nothing = q.new_empty(1, 1, 1)  # the product takes the scale along, if it is given something to add to
+    logits = torch.baddbmm(nothing, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale)
+    logits = logits.unflatten(0, q.shape[:2])
+    if bias is not None:
+        logits = logits.add_(_mask(bias, q))
+    return logits.softmax(3)
 
 
 def _output(attn: Any, x: Tensor, out: Tensor) -> Tensor:
-    """From the heads ``(B, heads, N, D)`` back to ``(B, N, C)``."""
-    out = attn.norm(out.transpose(1, 2).flatten(2))
+    """From the heads ``(B, N, heads, D)`` back to ``(B, N, C)``."""
+    out = attn.norm(out.flatten(2))
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
     return attn.proj_drop(attn.proj(out))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visualtokens.ops import group_mean, kmeans, kmedoids
-from visualtokens.ops.kmedoids import medoids
+from visualtokens.ops.kmedoids import medoids, products
 from visualtokens.ops.merge import match, merge_count
 from visualtokens.ops.seeds import top_k
 from visualtokens.reduce.attention import Evidence
@@ -102,7 +102,7 @@ class KMedoids(Clusters):
     """Eq. 16–18: the medoids of clusters stay."""
 
     def macs(self, n: int, k: int, dim: int, head_dim: int) -> int:
-        return n * n * dim if k else 0
+        return products(n, k, self.iterations, distinct=self.init == "distinct") * dim if k else 0
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
         weights, start = self.weights(seen), self.start(x, seen)
