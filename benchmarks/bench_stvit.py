@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import visualtokens
-from own_process import OwnProcess
-from visualtokens.bench import interleave, machine, peak_memory
+from own_process import OwnProcess, in_turns
+from visualtokens.bench import machine, peak_memory
 from visualtokens.models.stvit import Block, Stage, STViT
 
 TRANSCRIPTION, PLAIN, FUSED, COMPILED = "transcription", "stvit_small", "fused", "fused and compiled"
@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 def speed(size: int, batch: int, rounds: int) -> Iterator[Row]:
     runs = {name: OwnProcess(functools.partial(make, name, size, batch)) for name in NAMES}
-    timings = interleave(runs, rounds=rounds)
+    timings = in_turns(runs, rounds=rounds)
     peaks = {name: run.peak_memory() for name, run in runs.items()}  # after: the profiler leaves its marks
     rates = {name: timings.rate(name, batch).median for name in NAMES}
     for name in NAMES:

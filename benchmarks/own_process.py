@@ -3,20 +3,28 @@
 A model that shares its process with others runs on the heap that they leave. Whether the C library has a
 large block at hand, or asks the system for fresh pages, then depends on who ran before; on a CPU that can be
 a third of the time. In a process of its own, a model finds what its users find.
+
+A turn lasts a second, so that its median call finds the caches as the one before left them; and nobody is
+timed while the threads of another process still spin in the hope of work, which they do for some
+milliseconds.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from visualtokens.bench import peak_memory
+from visualtokens.bench import Timings, interleave, peak_memory
+from visualtokens.bench.timing import matmul_canary
 
 Run = Callable[[], object]
+TURN = 1.0  # seconds
+SPINNING = 0.02  # seconds, more than idle threads do
 
 
 class OwnProcess:
@@ -38,6 +46,19 @@ class OwnProcess:
     def _ask(self, what: str) -> Any:
         self._connection.send(what)
         return self._connection.recv()  # EOFError if the process is gone; it has told why
+
+
+def in_turns(candidates: Mapping[str, OwnProcess], *, rounds: int) -> Timings:
+    """Time the candidates in turns."""
+    measure = matmul_canary()
+
+    def canary() -> float:
+        time.sleep(SPINNING)
+        seconds = measure()
+        time.sleep(SPINNING)
+        return seconds
+
+    return interleave(candidates, rounds=rounds, min_seconds=TURN, canary=canary)
 
 
 def _serve(connection: Connection, make: Callable[[], Run]) -> None:

@@ -148,3 +148,23 @@ def test_arguments_reach_the_optimizer(config: Make) -> None:
 def test_what_an_optimizer_cannot_use(config: Make, changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_optimizer(Small(), config(**changes))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "nesterov"])
+def test_one_kernel_updates_as_one_weight_after_the_other_does(config: Make, optimizer: str) -> None:
+    weights = []
+    for args in ({}, {"foreach": False}):
+        torch.manual_seed(0)
+        model = Small()
+        update = create_optimizer(model, config(optimizer=optimizer, lr=0.1, optimizer_args=args))
+        assert bool(update.defaults["fused"]) == (not args)
+        for step in range(5):
+            update.zero_grad()
+            model(torch.full((2, 5, 4), step / 3)).square().sum().backward()
+            update.step()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(*weights, atol=1e-6)
+
+
+def test_an_optimizer_without_such_a_kernel_does_without(config: Make) -> None:
+    assert "fused" not in create_optimizer(Small(), config(optimizer="rmsproptf")).defaults
