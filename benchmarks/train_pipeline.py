@@ -7,15 +7,21 @@ runs the bare loop (forward, backward, step on one batch that is always the same
 loss: once with the engine's optimizer, which updates all weights in one kernel, and once with AdamW as
 torch gives it to who asks for nothing. The first steps of each block are not counted: they find batches
 that were prepared during the others.
+
+Last of all, the engine is given one batch that is ready, again and again: what is left is its own cost.
+Before, the two cores that train also decode, which the bare loop does not have to.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from visualtokens.bench import machine
+from visualtokens.data import Batch
 from visualtokens.tasks.build import build_model
 from visualtokens.train import TrainConfig
 from visualtokens.train.distributed import Team
@@ -55,6 +62,22 @@ def make_folder(root: Path, count: int) -> str:
     return f"folder:{root}"
 
 
+class Ready:
+    """In place of a loader: one batch as often as an epoch has batches."""
+
+    def __init__(self, batch: Batch, count: int) -> None:
+        self.batch, self.count = batch, count
+
+    def set_epoch(self, epoch: int, *, start: int = 0) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Batch]:
+        return itertools.repeat(self.batch, self.count)
+
+
 class Bare:
     """Forward, backward, step."""
 
@@ -71,9 +94,10 @@ class Bare:
         self.optimizer.step()
 
 
-def measure(config: TrainConfig, *, block: int) -> dict[str, Any]:
-    """Train one epoch of the engine, with a block of the bare loop after every block of it."""
+def measure(config: TrainConfig, *, block: int, ready: bool = False) -> dict[str, Any]:
+    """Train one epoch of the engine, with a block of each bare loop after every block of it."""
     run = Run(config, device=CPU, team=Team(), progress=False)
+    loader = Ready(next(iter(run.train_loader)), len(run.train_loader)) if ready else run.train_loader
     loops = {"bare": Bare(config, by_hand=False), "by_hand": Bare(config, by_hand=True)}
     stats = EpochStats()
     seconds: dict[str, list[float]] = {"engine": [], "bare": [], "by_hand": []}
@@ -97,7 +121,7 @@ def measure(config: TrainConfig, *, block: int) -> dict[str, Any]:
 
     train_epoch(
         run.learner,
-        run.train_loader,
+        loader,
         epoch=0,
         stats=stats,
         bad=run.bad_train,
@@ -108,6 +132,7 @@ def measure(config: TrainConfig, *, block: int) -> dict[str, Any]:
     )
     rates = {name: config.batch / statistics.median(times) for name, times in seconds.items()}
     return {
+        "images": "ready" if ready else "decoded",
         "workers": config.workers,
         "engine_images_per_second": round(rates["engine"], 2),
         "bare_images_per_second": round(rates["bare"], 2),
@@ -132,18 +157,18 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         data = make_folder(Path(folder) / "images", options.batch * options.block * options.blocks)
-        for workers in options.workers:
-            config = TrainConfig(
-                model=options.model,
-                data=data,
-                out=str(Path(folder) / "run"),
-                batch=options.batch,
-                size=options.size,
-                augment="imagenet",
-                workers=workers,
-                device="cpu",
-            )
-            results.append(measure(config, block=options.block))
+        config = TrainConfig(
+            model=options.model,
+            data=data,
+            out=str(Path(folder) / "run"),
+            batch=options.batch,
+            size=options.size,
+            augment="imagenet",
+            device="cpu",
+        )
+        for workers in (*options.workers, None):
+            given = dataclasses.replace(config, workers=workers or 0)
+            results.append(measure(given, block=options.block, ready=workers is None))
             print(json.dumps(results[-1]), flush=True)
     if options.save:
         command = f"python benchmarks/train_pipeline.py --workers {' '.join(map(str, options.workers))}"
