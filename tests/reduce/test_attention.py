@@ -65,6 +65,26 @@ def test_equals_timm(name: str, biased: bool, needs: Any) -> None:
     assert (got.keys is not None) == ("keys" in needs)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_few_images_at_a_time_are_as_all_at_once(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, tokens = module("plain"), torch.randn(5, N, DIM, generator=torch.Generator().manual_seed(1))
+    bias = torch.randn(5, N, generator=torch.Generator().manual_seed(9)) if biased else None
+    with torch.no_grad():
+        for at_once in (1, 2, 5):
+            monkeypatch.setitem(attention.__globals__, "CACHED_WEIGHTS", at_once * HEADS * N**2)
+            got = attention(made, tokens, Inputs(bias), SIGNIFICANCE)
+            one_by_one = [
+                attention(
+                    made, tokens[i : i + 1], Inputs(None if bias is None else bias[i : i + 1]), SIGNIFICANCE
+                )
+                for i in range(5)
+            ]
+            assert torch.allclose(got.out, torch.cat([each.out for each in one_by_one]), atol=1e-6)
+            assert got.significance is not None
+            expected = torch.cat([each.significance for each in one_by_one if each.significance is not None])
+            assert torch.allclose(got.significance, expected, atol=1e-6)
+
+
 def test_significance_is_the_attention_received() -> None:
     made: Any = module("plain")
     tokens = x()
