@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
-    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--block", type=int, default=13)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()

@@ -44,7 +44,7 @@ def kmedoids(
     check_cluster_arguments(x, k, weights, iterations, metric)
     if k >= x.shape[1] or k == 0:
         return _trivial(x, k)
-    if _few_go(init, x.shape[1], k, iterations):
+    if _distinct(init) and few_is_less(x.shape[1], k, iterations):
         return _few(x, k, weights, iterations, metric)
     distance = squared_distances(to_points(x, metric))  # (B, N, N)
     indices = _search(distance, _start(init, x, k, weights, distance), weights, iterations)
@@ -60,7 +60,7 @@ def medoids(
     check_cluster_arguments(x, k, weights, iterations, "euclidean")
     if k >= x.shape[1] or k == 0:
         return _trivial(x, k).indices
-    if _few_go(init, x.shape[1], k, iterations):
+    if _distinct(init) and few_is_less(x.shape[1], k, iterations):
         return _few(x, k, weights, iterations, "euclidean").indices
     distance = squared_distances(to_points(x, "euclidean"))  # (B, N, N)
     return _search(distance, _start(init, x, k, weights, distance), weights, iterations)
@@ -72,8 +72,8 @@ def products(n: int, k: int, iterations: int, *, distinct: bool) -> int:
     return few_products(n, k, iterations) if few else n * n
 
 
-def _few_go(init: Init, n: int, k: int, iterations: int) -> bool:
-    return isinstance(init, str) and init == "distinct" and few_is_less(n, k, iterations)
+def _distinct(init: Init) -> bool:
+    return isinstance(init, str) and init == "distinct"
 
 
 def _few(x: Tensor, k: int, weights: Tensor | None, iterations: int, metric: Metric) -> KMedoids:
@@ -89,7 +89,7 @@ def _trivial(x: Tensor, k: int) -> KMedoids:
 
 
 def _start(init: Init, x: Tensor, k: int, weights: Tensor | None, distance: Tensor) -> Tensor:
-    if isinstance(init, str) and init == "distinct":
+    if _distinct(init):
         return distinct_indices(x, k, distance=distance)
     return seed_indices(init, x, k, weights=weights)
 
