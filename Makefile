@@ -33,9 +33,15 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_ops.py --save results/bench_ops.json
 
+# Gigabytes are downloaded, and a connection may break: a new pip goes on where it stopped, and if that
+# is not enough, we ask again.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+RETRY := retry() { "$$@" || { sleep 5; "$$@"; } || { sleep 30; "$$@"; }; }; retry
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,explain]"
+	$(RETRY) $(PIP) --upgrade pip
+	$(RETRY) $(PIP) --constraint constraints.txt --editable ".[dev,explain]"
 	touch $@
 
 clean:
