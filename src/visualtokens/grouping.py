@@ -100,9 +100,10 @@ class Tap(nn.Module):
 
     def wanted(self) -> bool:
         """Whether somebody records this tap now, so that what is costly to make is made only then."""
-        if torch.compiler.is_compiling() or _in_backward():
+        if torch.compiler.is_compiling():
             return False
-        return any(self in recorder.names for recorder in _recorders.get())
+        recorders = _recorders.get()
+        return bool(recorders) and not _in_backward() and any(self in r.names for r in recorders)
 
 
 class _Recorder:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visualtokens.ops.checks import check_finite
+from visualtokens.ops.precision import own_precision
 from visualtokens.ops.seeds import Init, seed_centres
 
 Metric = Literal["euclidean", "cosine"]
@@ -75,7 +76,7 @@ def _update(points: Tensor, weighted: Tensor, weights: Tensor, centres: Tensor, 
 
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
     """argmin_j ‖x_i − c_j‖² ``(B, N)``, as argmin_j (‖c_j‖² − 2 x_i·c_j): ‖x_i‖² is the same for all j."""
-    with torch.no_grad(), torch.autocast(points.device.type, enabled=False):
+    with torch.no_grad(), own_precision(points):
         square = centres.square().sum(2).unsqueeze(1)  # (B, 1, K)
         return torch.baddbmm(square, points, centres.mT, alpha=-2).min(2).indices
 
@@ -83,9 +84,9 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
 def origin(points: Tensor) -> Tensor:
     """``(B, 1, C)``: from where distances are measured, so that a large common part costs no digits.
 
-    The mean, rounded to eight bits: so differences of small whole numbers, and with them ties, stay exact.
+    The token in the middle; unlike the mean, it keeps differences of whole numbers, and so ties, exact.
     """
-    return points.detach().mean(1, keepdim=True).bfloat16().to(points.dtype)
+    return points.detach()[:, points.shape[1] // 2].unsqueeze(1)
 
 
 def to_points(x: Tensor, metric: Metric) -> Tensor:

@@ -11,6 +11,7 @@ from visualtokens.ops.checks import check_finite
 from visualtokens.ops.hard import take
 from visualtokens.ops.kmeans import Metric, check_cluster_arguments, origin, to_points, trivial_assignment
 from visualtokens.ops.kmedoids_few import few_is_less, few_products, kmedoids_few
+from visualtokens.ops.precision import own_precision
 from visualtokens.ops.seeds import Init, distinct_indices, seed_indices
 
 
@@ -19,7 +20,6 @@ class KMedoids(NamedTuple):
     assignment: Tensor  # (B, N): the nearest medoid of each token
 
 
-@torch.no_grad()
 def kmedoids(
     x: Tensor,
     k: int,
@@ -44,14 +44,14 @@ def kmedoids(
     check_cluster_arguments(x, k, weights, iterations, metric)
     if k >= x.shape[1] or k == 0:
         return _trivial(x, k)
+    points, weights = _detached(x, weights, metric)
     if _distinct(init) and few_is_less(x.shape[1], k, iterations):
-        return _few(x, k, weights, iterations, metric)
-    distance = squared_distances(to_points(x, metric))  # (B, N, N)
+        return _few(points, k, weights, iterations)
+    distance = squared_distances(points)  # (B, N, N)
     indices = _search(distance, _start(init, x, k, weights, distance), weights, iterations)
     return KMedoids(indices, _nearest_medoid(distance, indices))
 
 
-@torch.no_grad()
 def medoids(
     x: Tensor, k: int, *, weights: Tensor | None = None, init: Init = None, iterations: int = 3
 ) -> Tensor:
@@ -60,9 +60,10 @@ def medoids(
     check_cluster_arguments(x, k, weights, iterations, "euclidean")
     if k >= x.shape[1] or k == 0:
         return _trivial(x, k).indices
+    points, weights = _detached(x, weights, "euclidean")
     if _distinct(init) and few_is_less(x.shape[1], k, iterations):
-        return _few(x, k, weights, iterations, "euclidean").indices
-    distance = squared_distances(to_points(x, "euclidean"))  # (B, N, N)
+        return _few(points, k, weights, iterations).indices
+    distance = squared_distances(points)  # (B, N, N)
     return _search(distance, _start(init, x, k, weights, distance), weights, iterations)
 
 
@@ -76,10 +77,14 @@ def _distinct(init: Init) -> bool:
     return isinstance(init, str) and init == "distinct"
 
 
-def _few(x: Tensor, k: int, weights: Tensor | None, iterations: int, metric: Metric) -> KMedoids:
-    points = to_points(x, metric)
-    weights = None if weights is None else weights.to(points.dtype)
-    with torch.autocast(points.device.type, enabled=False):
+def _detached(x: Tensor, weights: Tensor | None, metric: Metric) -> tuple[Tensor, Tensor | None]:
+    """Points and weights of one type, without gradient."""
+    points = to_points(x.detach(), metric)
+    return points, None if weights is None else weights.detach().to(points.dtype)
+
+
+def _few(points: Tensor, k: int, weights: Tensor | None, iterations: int) -> KMedoids:
+    with own_precision(points):
         return KMedoids(*kmedoids_few(points - origin(points), k, weights=weights, iterations=iterations))
 
 
@@ -97,7 +102,7 @@ def _start(init: Init, x: Tensor, k: int, weights: Tensor | None, distance: Tens
 def _search(distance: Tensor, start: Tensor, weights: Tensor | None, iterations: int) -> Tensor:
     """Eq. 16 and 17 from the medoids ``start (B, K)`` on."""
     # PAPER: Eq. 17 prints no weight, but without it the step would not lower the objective of Eq. 13.
-    weighted = distance if weights is None else distance * weights.to(distance.dtype).unsqueeze(2)
+    weighted = distance if weights is None else distance * weights.unsqueeze(2)
     now = start
     for _ in range(iterations):
         assignment = _nearest_medoid(distance, now)  # (B, N)
@@ -107,7 +112,7 @@ def _search(distance: Tensor, start: Tensor, weights: Tensor | None, iterations:
 
 def squared_distances(points: Tensor) -> Tensor:
     """‖x_i − x_j‖² for all pairs, ``(B, N, N)``; exactly zero on the diagonal and between equal points."""
-    with torch.autocast(points.device.type, enabled=False):
+    with own_precision(points):
         points = points - origin(points)
         products = points @ points.mT  # (B, N, N)
         square = products.diagonal(dim1=1, dim2=2).contiguous()  # (B, N), rounded as the products are

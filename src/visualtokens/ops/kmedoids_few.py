@@ -41,7 +41,8 @@ def kmedoids_few(points: Tensor, k: int, *, weights: Tensor | None, iterations: 
         medoid, cheapest = _update(points, square, weights, gone, here)
         medoids = here.scatter(1, medoid, cheapest).gather(1, medoids)
         gone = torch.where(cheapest == gone, medoid, gone)  # who takes a place leaves the other in its own
-    medoid = _products(points, square + _only(gone, n, square.dtype), gone).min(2).indices  # (B, G)
+    staying = square.scatter(1, gone, torch.inf)  # nobody who is gone can be the nearest
+    medoid = _products(points, staying, gone).min(2).indices  # (B, G)
     place = here.scatter(1, medoids, here[:, :k])  # (B, N): the number of a medoid's cluster
     return medoids, place.scatter(1, gone, place.gather(1, medoid))
 
@@ -64,7 +65,8 @@ def _update(
     """
     distance = _products(points, square, gone).add_(square.gather(1, gone).unsqueeze(2))  # (B, G, N)
     distance = distance.scatter_(2, gone.unsqueeze(2), 0)  # to itself exactly
-    far, medoid = (distance + _only(gone, here.shape[1], square.dtype).unsqueeze(1)).min(2)  # (B, G)
+    among = gone.unsqueeze(1).expand(-1, gone.shape[1], -1)  # (B, G, G): here, too, none of these
+    far, medoid = distance.scatter(2, among, torch.inf).min(2)  # (B, G)
     own = here.scatter(1, gone, medoid)  # (B, N): the medoid of each token
     together = own.unsqueeze(1) == medoid.unsqueeze(2)  # (B, G, N)
     if weights is not None:
@@ -77,8 +79,3 @@ def _update(
 def _products(points: Tensor, square: Tensor, rows: Tensor) -> Tensor:
     """‖x_j‖² − 2 x_i·x_j for the tokens i of ``rows (B, G)`` and all j: ``(B, G, N)``."""
     return torch.baddbmm(square.unsqueeze(1), take(points, rows), points.mT, alpha=-2)
-
-
-def _only(gone: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """``(B, N)``: infinity for those that are gone, so that none of them is the nearest."""
-    return torch.zeros(gone.shape[0], n, dtype=dtype, device=gone.device).scatter_(1, gone, torch.inf)

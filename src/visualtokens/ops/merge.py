@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visualtokens.ops.checks import check_finite
 from visualtokens.ops.hard import group_mean
+from visualtokens.ops.precision import own_precision
 from visualtokens.ops.seeds import top_k
 
 
@@ -66,7 +67,7 @@ def match(metric: Tensor, r: int, *, protect: int = 0) -> Tensor:
     if r == 0:
         return itself
     unit = F.normalize(metric if metric.dtype == torch.float64 else metric.float(), dim=2)
-    with torch.autocast(metric.device.type, enabled=False):
+    with own_precision(metric):
         similarity = unit[:, protect::2] @ unit[:, protect + 1 :: 2].mT  # (B, first side, second side)
     best, partner = similarity.max(2)  # (B, first side)
     merging = top_k(best, r)  # (B, r), numbers on the first side

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visualtokens.ops.hard import take
+from visualtokens.ops.precision import own_precision
 
 Init = Tensor | torch.Generator | tuple[int, int] | Literal["distinct"] | None
 
@@ -92,7 +93,7 @@ def nearest_distance(x: Tensor, others: Tensor) -> Tensor:
     """min_j ‖x_i − y_j‖² for ``x (B, N, C)`` and ``others (B, M, C)``: ``(B, N)``."""
     if x.dtype != torch.float64:
         x, others = x.float(), others.float()
-    with torch.autocast(x.device.type, enabled=False):
+    with own_precision(x):
         middle = others.mean(1, keepdim=True)  # so that a large common part costs no digits
         x, others = x - middle, others - middle
         square = others.square().sum(2).unsqueeze(1)  # (B, 1, M)

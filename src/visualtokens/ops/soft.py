@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from visualtokens.ops.checks import check_finite
+from visualtokens.ops.precision import own_precision
 
 
 def assign_soft(logits: Tensor, *, over: Literal["patches", "groups"] = "patches") -> Tensor:
@@ -34,7 +35,7 @@ def gather(x: Tensor, weights: Tensor, *, normalize: bool = False, eps: float = 
     """
     check_finite("gather", x=x, weights=weights)
     dtype = _accumulate(x)
-    with torch.autocast(x.device.type, enabled=False):
+    with own_precision(x):
         weights = weights.to(dtype)
         tokens = weights.mT @ x.to(dtype)  # (B, K, C)
         if normalize:
@@ -46,7 +47,7 @@ def scatter(tokens: Tensor, weights: Tensor) -> Tensor:
     """X = A T: ``tokens (B, K, C)`` and ``weights (B, N, K)`` give every patch its answer, ``(B, N, C)``."""
     check_finite("scatter", tokens=tokens, weights=weights)
     dtype = _accumulate(tokens)
-    with torch.autocast(tokens.device.type, enabled=False):
+    with own_precision(tokens):
         x = weights.to(dtype) @ tokens.to(dtype)  # (B, N, C)
     return x.to(tokens.dtype)
 

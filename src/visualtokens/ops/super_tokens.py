@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visualtokens.ops.checks import check_finite
+from visualtokens.ops.precision import own_precision
 
 Border = Literal["released", "exact"]
 EPS = 1e-12
@@ -82,7 +83,7 @@ def associate(
         raise ValueError(f"n_iter={n_iter}; at least one round is needed to associate anything")
     if border not in ("released", "exact"):
         raise ValueError(f"border={border!r} is neither 'released' nor 'exact'")
-    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+    with torch.no_grad(), own_precision(tokens):
         tokens = tokens if tokens.dtype == torch.float64 else tokens.float()
         exact = border == "exact"
         present = _present(cells, tokens) if exact and any(cells.padding) else None  # (K, 1, T)
@@ -98,14 +99,14 @@ def associate(
 def gather_cells(tokens: Tensor, association: Tensor, cells: Cells, *, eps: float = EPS) -> Tensor:
     """:func:`super_token_gather` of tokens by cell: ``(B, K, T, C)`` to ``(B, K, C)``."""
     check_finite("super_token_gather", x=tokens, association=association)
-    with torch.autocast(tokens.device.type, enabled=False):
+    with own_precision(tokens):
         return _weighted_means(tokens.to(association.dtype), association, cells, eps).to(tokens.dtype)
 
 
 def scatter_cells(supers: Tensor, association: Tensor, cells: Cells) -> Tensor:
     """:func:`super_token_scatter` to tokens by cell: ``(B, K, C)`` to ``(B, K, T, C)``."""
     check_finite("super_token_scatter", supers=supers, association=association)
-    with torch.autocast(supers.device.type, enabled=False):
+    with own_precision(supers):
         return (association @ neighbours(supers.to(association.dtype), cells.count)).to(supers.dtype)
 
 

@@ -16,6 +16,7 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from visualtokens.ops import attend, significance
+from visualtokens.reduce.passive import run
 
 Evidence = Literal["significance", "keys"]
 
@@ -42,7 +43,7 @@ class Attended(NamedTuple):
 class Inputs(NamedTuple):
     """What an attention is given beside the tokens."""
 
-    bias: Tensor | None = None  # (B, N): added to the logits of every query, log s of token s
+    bias: Tensor | None = None  # (B, K): added to the logits of the last K tokens, whatever the query
     rope: Tensor | None = None  # rotary positions of the tokens behind the prefix
     alpha: Tensor | float | None = None  # unit queries and keys, logits times this (Appendix F)
 
@@ -63,7 +64,7 @@ def attention(attn: nn.Module, x: Tensor, given: Inputs, needs: frozenset[Eviden
     if "significance" in needs or (module.training and module.attn_drop.p > 0):
         out, received = _open(module.attn_drop, q, k, v, given.bias, scale)
     else:
-        out = attend(q, k, v, _mask(given.bias, q), scale=scale).transpose(1, 2)
+        out = attend(q, k, v, _mask(given.bias, x), scale=scale).transpose(1, 2)
     return Attended(_output(module, x, out), received if "significance" in needs else None, keys)
 
 
@@ -75,16 +76,22 @@ def _open(
     A few images at a time where that is possible, so that their weights never leave the cache.
     """
     b, heads, n, _ = q.shape
-    few = q.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
-    step = max(1, CACHED_WEIGHTS // (heads * n**2)) if few else max(1, b)
-    outs, received = [], []
-    for i in range(0, max(1, b), step):
-        some = slice(i, i + step)
-        weights = _weights(q[some], k[some], None if bias is None else bias[some], scale)
-        received.append(significance(weights))
-        out = torch.bmm(drop(weights).flatten(0, 1), v[some].flatten(0, 1))
-        outs.append(out.unflatten(0, (-1, heads)).transpose(1, 2))
+    step = max(1, CACHED_WEIGHTS // (heads * n**2))
+    if b <= step or q.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return _look(drop, q, k, v, bias, scale)
+    parts = [slice(i, i + step) for i in range(0, b, step)]
+    looks = [_look(drop, q[s], k[s], v[s], None if bias is None else bias[s], scale) for s in parts]
+    outs, received = zip(*looks, strict=True)
     return torch.cat(outs), torch.cat(received)
+
+
+def _look(
+    drop: nn.Module, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """:func:`_open` of all images at once."""
+    weights = _weights(q, k, bias, scale)
+    out = torch.bmm(run(drop, weights).flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
+    return out.view(*q.shape[:3], -1).transpose(1, 2), significance(weights)
 
 
 def _timm(attn: nn.Module, x: Tensor, given: Inputs) -> Tensor:
@@ -96,9 +103,9 @@ def _timm(attn: nn.Module, x: Tensor, given: Inputs) -> Tensor:
     return attn(x, **options)
 
 
-def _mask(bias: Tensor | None, like: Tensor) -> Tensor | None:
-    """``(B, 1, 1, N)``: the same for every head and query."""
-    return None if bias is None else bias.to(like.dtype).unsqueeze(1).unsqueeze(1)
+def _mask(bias: Tensor | None, x: Tensor) -> Tensor | None:
+    """``(B, 1, 1, N)`` for ``x (B, N, C)``: the same for every head and query, nothing for the prefix."""
+    return None if bias is None else F.pad(bias.to(x.dtype), (x.shape[1] - bias.shape[1], 0))[:, None, None]
 
 
 def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,8 +115,8 @@ def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Ten
         q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
     else:
         qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _biased(attn, x)
-        q, k, v = qkv.unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    q, k = attn.q_norm(q), attn.k_norm(k)
+        q, k, v = qkv.view(*x.shape[:2], 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k = run(attn.q_norm, q), run(attn.k_norm, k)
     if rope is not None:
         q, k = (_rotate(attn, part, rope).type_as(v) for part in (q, k))
     groups = getattr(attn, "num_kv_groups", 1)
@@ -136,15 +143,15 @@ def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """softmax(q kᵀ · scale + bias), ``(B, heads, N, N)``."""
     nothing = q.new_empty(1, 1, 1)  # the product takes the scale along, if it is given something to add to
     logits = torch.baddbmm(nothing, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale)
-    logits = logits.unflatten(0, q.shape[:2])
+    logits = logits.view(*q.shape[:2], *logits.shape[1:])
     if bias is not None:
-        logits = logits.add_(_mask(bias, q))
+        logits[..., logits.shape[3] - bias.shape[1] :].add_(bias.to(q.dtype)[:, None, None])
     return logits.softmax(3)
 
 
 def _output(attn: Any, x: Tensor, out: Tensor) -> Tensor:
     """From the heads ``(B, N, heads, D)`` back to ``(B, N, C)``."""
-    out = attn.norm(out.flatten(2))
+    out = run(attn.norm, out.flatten(2))
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
-    return attn.proj_drop(attn.proj(out))
+    return run(attn.proj_drop, attn.proj(out))

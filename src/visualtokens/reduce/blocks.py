@@ -19,6 +19,7 @@ from visualtokens.grouping import Tap
 from visualtokens.ops import take
 from visualtokens.reduce.attention import Attended, Inputs, attention
 from visualtokens.reduce.methods import Pool, Seen
+from visualtokens.reduce.passive import run
 from visualtokens.reduce.state import Pooled, State, advance, emit
 
 Attend = Callable[[nn.Module, Tensor], Tensor]  # one attention module on its input
@@ -33,33 +34,33 @@ class Halves(NamedTuple):
 
 
 def _pre_norm_attention(block: Any, x: Tensor, attend: Attend) -> Tensor:
-    return x + block.drop_path1(block.ls1(attend(block.attn, block.norm1(x))))
+    return x + run(block.drop_path1, run(block.ls1, attend(block.attn, block.norm1(x))))
 
 
 def _pre_norm_mlp(block: Any, x: Tensor) -> Tensor:
-    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    return x + run(block.drop_path2, run(block.ls2, block.mlp(block.norm2(x))))
 
 
 def _post_norm_attention(block: Any, x: Tensor, attend: Attend) -> Tensor:
-    return x + block.drop_path1(block.norm1(attend(block.attn, x)))
+    return x + run(block.drop_path1, block.norm1(attend(block.attn, x)))
 
 
 def _post_norm_mlp(block: Any, x: Tensor) -> Tensor:
-    return x + block.drop_path2(block.norm2(block.mlp(x)))
+    return x + run(block.drop_path2, block.norm2(block.mlp(x)))
 
 
 def _eva_attention(block: Any, x: Tensor, attend: Attend) -> Tensor:
     out = attend(block.attn, block.norm1(x))
-    return x + block.drop_path1(out if block.gamma_1 is None else block.gamma_1 * out)
+    return x + run(block.drop_path1, out if block.gamma_1 is None else block.gamma_1 * out)
 
 
 def _eva_mlp(block: Any, x: Tensor) -> Tensor:
     out = block.mlp(block.norm2(x))
-    return x + block.drop_path2(out if block.gamma_2 is None else block.gamma_2 * out)
+    return x + run(block.drop_path2, out if block.gamma_2 is None else block.gamma_2 * out)
 
 
 def _parallel_attention(block: Any, x: Tensor, attend: Attend) -> Tensor:
-    steps = [part.drop_path(part.ls(attend(part.attn, part.norm(x)))) for part in block.attns]
+    steps = [run(part.drop_path, run(part.ls, attend(part.attn, part.norm(x)))) for part in block.attns]
     return x + torch.stack(steps).sum(dim=0)
 
 
@@ -113,7 +114,7 @@ def reduced_forward(
     prefix, pool = reduction.prefix, reduction.pool
     active = pool.acts(x.shape[1] - prefix, keep)
     needs = pool.needs if active else frozenset()
-    given = Inputs(_log_size(state.size, prefix), _rope(rope, state.anchor), reduction.alpha)
+    given = Inputs(_log(state.size), _rope(rope, state.anchor), reduction.alpha)
     steps = KINDS[type(block).forward]
     seen: list[Attended] = []
 
@@ -157,11 +158,9 @@ def _after(x: Tensor, pooled: Pooled, prefix: int) -> Tensor:
     return take(x, torch.cat((first, pooled.chosen + prefix), dim=1))
 
 
-def _log_size(size: Tensor | None, prefix: int) -> Tensor | None:
-    """Appendix E: log s for a token that stands for s patches, 0 for the prefix: ``(B, prefix + K)``."""
-    if size is None:
-        return None
-    return torch.nn.functional.pad(size.log(), (prefix, 0))
+def _log(size: Tensor | None) -> Tensor | None:
+    """Appendix E: log s for a token that stands for s patches, ``(B, K)``."""
+    return None if size is None else size.log()
 
 
 def _rope(rope: Tensor | None, anchor: Tensor | None) -> Tensor | None:
