@@ -12,7 +12,9 @@ from torch import Tensor, nn
 import visualtokens
 from visualtokens.errors import UserError
 from visualtokens.explain import METHODS, Setting, explain
+from visualtokens.explain.geometry import enlarge
 from visualtokens.explain.saliency import make_method
+from visualtokens.reduce.reduction import Method
 
 from .stubs import MEAN, STD, OneRegion, preprocess, quarters, upsample
 
@@ -85,6 +87,46 @@ def test_grad_cam_of_a_vit_with_a_class_token() -> None:
     heat = make_method("grad-cam", model, SETTING)(torch.randn(3, 32, 64), 1)
     assert heat.shape == (32, 64)
     assert heat.std() > 0
+
+
+@pytest.mark.parametrize("method", ["weighted_kmedoids", "merge", "random"])
+@pytest.mark.parametrize("keep", [[6, 3], [6, 0], [0, 0]], ids=str)
+def test_grad_cam_of_a_reduced_vit_against_its_equations(method: Method, keep: list[int]) -> None:
+    """The tokens in front of the last block that has any, each spread over its patches."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=(32, 64), depth=2, num_classes=3).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # timm starts the head at next to nothing
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    visualtokens.reduce(model, method, keep=keep)
+    block = 1 if keep[0] else 0
+    x = torch.randn(3, 32, 64)
+    torch.manual_seed(1)
+    heat = make_method("grad-cam", model, SETTING)(x, 1)
+
+    features: list[Tensor] = []
+    hook = model.blocks[block].norm1.register_forward_hook(lambda _, args, out: features.append(out))
+    torch.manual_seed(1)
+    with torch.no_grad():  # as the first look of the method, so that it draws the same tokens
+        model(x[None])
+    with visualtokens.record_groupings(model) as groupings:
+        answer = model(x[None])[0, 1]
+    hook.remove()
+    (gradient,) = torch.autograd.grad(answer, features[-1])
+    cam = (features[-1] * gradient[:, 1:].mean(1, keepdim=True)).sum(2)[0, 1:].clamp_min(0).detach()  # (K,)
+    if block:
+        source = groupings["blocks.0.reduction.tap"].hard()[0]
+        cam = torch.where(source < 0, 0, cam[source.clamp_min(0)])
+    cam = cam.reshape(2, 4).numpy()
+    assert cam.std() > 0
+    assert np.allclose(heat, enlarge(cam, 32, 64), rtol=1e-4, atol=1e-6 * cam.max())
+
+
+def test_grad_cam_of_a_reduced_block_without_norm1_is_refused() -> None:
+    model = timm.create_model("vit_small_patch16_18x2_224", img_size=32, depth=2, num_classes=3)
+    saliency = make_method("grad-cam", visualtokens.reduce(model, "merge", keep=[3, 2]), SETTING)
+    with pytest.raises(UserError, match="ParallelThingsBlock has none; leave grad-cam out"):
+        saliency(torch.randn(3, 32, 32), 0)
 
 
 def test_grad_cam_skips_layers_that_give_no_map() -> None:

@@ -27,6 +27,11 @@ def place(heat: Floats, box: Box, size: tuple[int, int]) -> tuple[Floats, NDArra
     return np.where(inside, canvas, 0).astype(np.float32), inside
 
 
+def enlarge(heat: Floats, height: int, width: int) -> Floats:
+    """The heat of cells that cover a whole image, for each of its pixels."""
+    return place(heat, (0, 0, width, height), (width, height))[0]
+
+
 def cells(labels: NDArray[np.int64], box: Box, size: tuple[int, int]) -> NDArray[np.int64]:
     """Spread ``labels (h, w)`` over ``box`` on a canvas of ``size`` = (width, height), without blending.
 

@@ -47,6 +47,7 @@ def draw(found: Tradeoff, path: Path) -> Path:
             )
             _panel(left, macs, quality, found, xlabel=cost, ylabel=f"{found.quality}, %")
             _panel(right, speed, quality, found, xlabel=rate, ylabel="")
+            left.set(ylim=left.get_ylim(), yticks=[tick for tick in left.get_yticks() if tick <= 100])
         images = f"images of {found.size[0]}×{found.size[1]}"
         threads = f"{found.machine['threads']} thread{'s' * (found.machine['threads'] != 1)}"
         figure.suptitle(
@@ -73,7 +74,7 @@ def _panel(ax: Any, x: list[float], y: list[float], found: Tradeoff, *, xlabel: 
         label = row.name if filled else f"×{row.speedup.median:.1f}"
         ax.annotate(label, (x[i], y[i]), textcoords="offset points", fontsize=10, **beside)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    ax.set_xlim(0, 1.1 * max(x))
+    ax.set_xlim(0, 1.15 * max(x))
     ax.margins(y=0.18)
     ax.grid(color="0.9", linewidth=0.8)
     ax.set_axisbelow(True)
