@@ -95,9 +95,12 @@ def test_searching_leaves_a_reduced_checkpoint(vtok: Vtok, vit: Path, data: str,
         "train: {batch: 16, lr: 0.002, augment: none}\n"
     )
     out = tmp_path / "pooled"
-    code, text, _ = vtok("reduce", vit, "--config", recipe, "--data", data, "--out", out, "--json")
+    code, text, err = vtok("reduce", vit, "--config", recipe, "--data", data, "--out", out, "--json")
     document = json.loads(text)
     assert code == 0
+    stages = [line for line in err.splitlines() if not line.startswith("epoch")]
+    assert stages[0].startswith("soft extraction at lambda 0.02")
+    assert stages[1].startswith(f"fine-tuning with merge at {document['keep']} tokens")
     model = load_checkpoint(document["out"]).model
     assert list(model.reduction.schedule.tokens(64)) == document["keep"]
     assert document["macs"] < document["full_macs"]

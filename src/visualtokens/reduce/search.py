@@ -10,6 +10,8 @@ Both run under the engine of ``visualtokens.train``: on one process or several, 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from visualtokens.tasks.task import ExampleLoader, Loading, Loss, Task
 from visualtokens.train import Checkpoint, TrainConfig, TrainResult, load_checkpoint, save_checkpoint, train
 from visualtokens.train.tasks import TASKS
 
+logger = logging.getLogger(__name__)
 EXTRACT = "extract"
 # What the functions here decide; all other options of a training run are the caller's.
 DECIDED = ("model", "model_args", "data", "out", "task", "init", "resume", "overwrite", "size")
@@ -123,6 +126,7 @@ def search(
         init=start,
         options=options,
     )
+    _announce(f"soft extraction at lambda {price:g}, in {config.out}")
     result = _finished(train(config))
     learned = load_checkpoint(config.out)
     mass = tuple(pool.r.sum().item() for pool in extraction_pools(learned.model))
@@ -166,7 +170,14 @@ def finetune(
         init=start,
         options=options,
     )
+    _announce(f"fine-tuning with {method} at {list(keep)} tokens, in {config.out}")
     return _finished(train(config))
+
+
+def _announce(stage: str) -> None:
+    """Of several processes that torchrun started, the first says it."""
+    if os.environ.get("RANK", "0") == "0":
+        logger.info(stage)
 
 
 def _plain(start: str | Path) -> Checkpoint:
