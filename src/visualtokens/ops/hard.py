@@ -18,11 +18,7 @@ def group_sum(x: Tensor, assignment: Tensor, k: int) -> Tensor:
     O(N·C): one row addition per patch, no one-hot product.
     """
     check_range("group_sum", "assignment", assignment, -1, k - 1)
-    b, n, c = x.shape
-    rows = torch.where(assignment < 0, k, assignment)  # one more row per image takes those of nobody
-    rows = rows + (k + 1) * torch.arange(b, device=x.device).unsqueeze(1)
-    out = x.new_zeros(b * (k + 1), c).index_add_(0, rows.flatten(), x.reshape(b * n, c))
-    return out.unflatten(0, (b, k + 1))[:, :k]
+    return _add_up(x, _rows(assignment, k), k)
 
 
 def group_mean(
@@ -32,11 +28,25 @@ def group_mean(
 
     ``weights (B, N)`` are ones unless given. A group without weight has a mean of zero.
     """
+    check_range("group_mean", "assignment", assignment, -1, k - 1)
     w = x.new_ones(x.shape[:2]) if weights is None else weights.to(x.dtype)  # (B, N)
-    total = group_sum(w.unsqueeze(2), assignment, k).squeeze(2)  # (B, K)
+    rows = _rows(assignment, k)
+    total = w.new_zeros(x.shape[0], k + 1).scatter_add(1, rows, w)[:, :k]  # (B, K)
     weighted = x if weights is None else x * w.unsqueeze(2)
-    mean = group_sum(weighted, assignment, k) / torch.where(total > 0, total, 1).unsqueeze(2)
-    return mean, total
+    return _add_up(weighted, rows, k) / torch.where(total > 0, total, 1).unsqueeze(2), total
+
+
+def _rows(assignment: Tensor, k: int) -> Tensor:
+    """``(B, N)``: as the assignment, but nobody is number K, so that a row more takes what is nobody's."""
+    return assignment % (k + 1)
+
+
+def _add_up(x: Tensor, rows: Tensor, k: int) -> Tensor:
+    b, n, c = x.shape
+    if b > 1:  # step over the other images
+        rows = rows + torch.arange(0, b * (k + 1), k + 1, device=x.device).unsqueeze(1)
+    out = x.new_zeros(b * (k + 1), c).index_add_(0, rows.flatten(), x.reshape(b * n, c))
+    return out.view(b, k + 1, c)[:, :k]
 
 
 def ungroup(tokens: Tensor, assignment: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor
 from visualtokens.ops.checks import check_finite
 from visualtokens.ops.hard import group_mean
 from visualtokens.ops.precision import own_precision
-from visualtokens.ops.seeds import top_k
 
 
 class Merged(NamedTuple):
@@ -70,7 +69,7 @@ def match(metric: Tensor, r: int, *, protect: int = 0) -> Tensor:
     with own_precision(metric):
         similarity = unit[:, protect::2] @ unit[:, protect + 1 :: 2].mT  # (B, first side, second side)
     best, partner = similarity.max(2)  # (B, first side)
-    merging = top_k(best, r)  # (B, r), numbers on the first side
+    merging = best.sort(dim=1, descending=True, stable=True).indices[:, :r]  # (B, r), of the first side
     source = protect + 2 * merging  # (B, r), numbers among all tokens
     target = itself.scatter(1, source, protect + 1 + 2 * partner.gather(1, merging))  # (B, N)
     kept = torch.ones_like(itself).scatter(1, source, 0)

@@ -138,7 +138,7 @@ def _pool(
     keys = [a.keys[:, prefix:] for a in seen if a.keys is not None]
     look = Seen(
         significance=sum(received[1:], received[0]) if received else None,  # (B, n)
-        keys=torch.cat(keys, dim=2) if keys else None,  # (B, n, D)
+        keys=torch.cat(keys, dim=2) if len(keys) > 1 else next(iter(keys), None),  # (B, n, D)
         size=state.size,
         cells=state.cells,
         assign=state.track or (reduction.carry and pool.joins),

@@ -168,15 +168,14 @@ class Merge(Pool):
             return Pooled(tokens=x[:, :0], assignment=torch.full((b, n), -1, device=x.device))
         metric = x if seen.keys is None else seen.keys  # (B, n, D)
         size = torch.ones(b, n, device=x.device) if seen.size is None else seen.size
-        where = torch.arange(n, device=x.device).expand(b, n)
-        tokens = x
+        tokens, where = x, None
         while n > k:
             step = match(metric.detach(), n - k)  # (B, n)
             n -= merge_count(n, n - k)
             if n > k:
                 metric, _ = group_mean(metric, step, n, weights=size)
             tokens, size = group_mean(tokens, step, n, weights=size)  # (B, n, C)
-            where = step.gather(1, where)
+            where = step if where is None else step.gather(1, where)  # (B, tokens before)
         return Pooled(tokens=tokens.to(x.dtype), assignment=where)
 
 
