@@ -12,5 +12,5 @@ def run(module: nn.Module, x: Tensor) -> Tensor:
     """``module(x)``; x itself where the module is an identity, or dropout outside training."""
     kind = type(module)
     passive = kind is nn.Identity or (kind in DROPS and not module.training)
-    hooked = module._forward_hooks or module._forward_pre_hooks
-    return x if passive and not hooked else module(x)
+    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return x if passive and not watched else module(x)
