@@ -61,6 +61,15 @@ def test_a_shift_and_the_metric_reach_the_few(seed: int, n: int, go: int, iterat
         assert got.assignment.tolist() == expected[1]
 
 
+@pytest.mark.parametrize("outlier", [0, 72, 97, 98, 195])
+def test_float32_survives_an_outlier(outlier: int) -> None:
+    """One token of huge norm must not cost the others their digits."""
+    x = randn(1, 196, 64, seed=19)
+    x[0, outlier] *= 300
+    exact, single = (kmedoids(x.to(t), 180, init="distinct") for t in (torch.float64, torch.float32))
+    assert (exact.assignment == single.assignment).double().mean() >= 0.99
+
+
 def test_nothing_larger_than_the_quarter_or_the_rows_is_made() -> None:
     """Few that go are compared with all, and halves with each other: never all with all (N = 64, C = 8)."""
     b, n, go = 2, 64, 4

@@ -84,9 +84,12 @@ def nearest(points: Tensor, centres: Tensor) -> Tensor:
 def origin(points: Tensor) -> Tensor:
     """``(B, 1, C)``: from where distances are measured, so that a large common part costs no digits.
 
-    The token in the middle; unlike the mean, it keeps differences of whole numbers, and so ties, exact.
+    The median of three tokens, channel by channel: it lies among them even where one is far off, and unlike
+    a mean it leaves differences of whole numbers, and with them ties, exact.
     """
-    return points.detach()[:, points.shape[1] // 2].unsqueeze(1)
+    points, n = points.detach(), points.shape[1]
+    first, middle, last = points[:, :1], points[:, n // 2 : n // 2 + 1], points[:, n - 1 :]
+    return middle.clamp(torch.minimum(first, last), torch.maximum(first, last))
 
 
 def to_points(x: Tensor, metric: Metric) -> Tensor:
