@@ -65,7 +65,7 @@ def _update(
     """
     distance = _products(points, square, gone).add_(square.gather(1, gone).unsqueeze(2))  # (B, G, N)
     distance = distance.scatter_(2, gone.unsqueeze(2), 0)  # to itself exactly
-    among = gone.unsqueeze(1).expand(-1, gone.shape[1], -1)  # (B, G, G): here, too, none of these
+    among = gone.unsqueeze(1).expand(-1, gone.shape[1], -1)  # (B, G, G): none of them is a medoid
     far, medoid = distance.scatter(2, among, torch.inf).min(2)  # (B, G)
     own = here.scatter(1, gone, medoid)  # (B, N): the medoid of each token
     together = own.unsqueeze(1) == medoid.unsqueeze(2)  # (B, G, N)

@@ -64,7 +64,7 @@ def attention(attn: nn.Module, x: Tensor, given: Inputs, needs: frozenset[Eviden
     if "significance" in needs or (module.training and module.attn_drop.p > 0):
         out, received = _open(module.attn_drop, q, k, v, given.bias, scale)
     else:
-        out = attend(q, k, v, _mask(given.bias, x), scale=scale).transpose(1, 2)
+        out = attend(q, k, v, _mask(given.bias, x.shape[1], q.dtype), scale=scale).transpose(1, 2)
     return Attended(_output(module, x, out), received if "significance" in needs else None, keys)
 
 
@@ -91,21 +91,21 @@ def _look(
     """:func:`_open` of all images at once."""
     weights = _weights(q, k, bias, scale)
     out = torch.bmm(run(drop, weights).flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
-    return out.view(*q.shape[:3], -1).transpose(1, 2), significance(weights)
+    return out.view(*q.shape[:3], v.shape[3]).transpose(1, 2), significance(weights)
 
 
 def _timm(attn: nn.Module, x: Tensor, given: Inputs) -> Tensor:
     options: dict[str, Tensor | None] = {}
     if given.bias is not None:
-        options["attn_mask"] = _mask(given.bias, x)
+        options["attn_mask"] = _mask(given.bias, x.shape[1], x.dtype)
     if given.rope is not None:
         options["rope"] = given.rope
     return attn(x, **options)
 
 
-def _mask(bias: Tensor | None, x: Tensor) -> Tensor | None:
-    """``(B, 1, 1, N)`` for ``x (B, N, C)``: the same for every head and query, nothing for the prefix."""
-    return None if bias is None else F.pad(bias.to(x.dtype), (x.shape[1] - bias.shape[1], 0))[:, None, None]
+def _mask(bias: Tensor | None, n: int, dtype: torch.dtype) -> Tensor | None:
+    """``(B, 1, 1, N)``: the same for every head and query, nothing for the prefix."""
+    return None if bias is None else F.pad(bias.to(dtype), (n - bias.shape[1], 0))[:, None, None]
 
 
 def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,7 +115,7 @@ def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Ten
         q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
     else:
         qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _biased(attn, x)
-        q, k, v = qkv.view(*x.shape[:2], 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = qkv.reshape(*x.shape[:2], 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     q, k = run(attn.q_norm, q), run(attn.k_norm, k)
     if rope is not None:
         q, k = (_rotate(attn, part, rope).type_as(v) for part in (q, k))
