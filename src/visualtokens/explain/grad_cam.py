@@ -16,7 +16,7 @@ from visualtokens.errors import UserError
 from visualtokens.explain.borrowed import as_input, library, own_copy
 from visualtokens.explain.geometry import Floats, enlarge
 from visualtokens.explain.rollout import nearest_grid
-from visualtokens.grouping import Grouping, record_groupings
+from visualtokens.grouping import record_groupings
 from visualtokens.ops import ungroup
 
 
@@ -51,8 +51,9 @@ def grad_cam(model: nn.Module) -> Callable[[Tensor, int], Floats]:
             values, slopes = seen.activations[0].numpy(), seen.gradients[0].numpy()
             row = cam.get_cam_image(given, layer, goals, values, slopes)  # (B, 1, K)
         tokens = torch.from_numpy(row).clamp_min(0).mT  # (B, K, 1)
-        patches = _spread(tokens, list(groupings.values()), block)  # (B, N, 1)
-        return enlarge(_fold(patches, x)[0, 0].numpy(), *x.shape[1:])
+        behind = list(groupings.values())  # each block
+        patches = ungroup(tokens, behind[block - 1].hard()) if block else tokens  # (B, N, 1)
+        return enlarge(patches[0].view(behind[0].grid).numpy(), *x.shape[1:])
 
     return of_tokens if hasattr(own, "reduction") else of_patches
 
@@ -91,11 +92,6 @@ def _last_with_tokens(model: Any, x: Tensor) -> int:
         kind = type(model.blocks[last]).__name__
         raise UserError(f"grad-cam reads norm1 of a block, and a reduced {kind} has none; leave grad-cam out")
     return last
-
-
-def _spread(tokens: Tensor, behind: list[Grouping], block: int) -> Tensor:
-    """What the tokens in front of a block have, for their patches: ``(B, K, 1)`` to ``(B, N, 1)``."""
-    return ungroup(tokens, behind[block - 1].hard()) if block else tokens
 
 
 def _fold(tokens: Tensor, x: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from visualtokens.reduce.reduction import reduce, restore
 from visualtokens.reduce.registered import NAME, SOFT
 from visualtokens.tasks.task import ExampleLoader, Loading, Loss, Task
 from visualtokens.train import Checkpoint, TrainConfig, TrainResult, load_checkpoint, save_checkpoint, train
+from visualtokens.train.distributed import is_first
 from visualtokens.train.tasks import TASKS
 
 logger = logging.getLogger(__name__)
@@ -175,8 +175,7 @@ def finetune(
 
 
 def _announce(stage: str) -> None:
-    """Of several processes that torchrun started, the first says it."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         logger.info(stage)
 
 

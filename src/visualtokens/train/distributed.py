@@ -59,6 +59,11 @@ class Team:
             dist.barrier()
 
 
+def is_first() -> bool:
+    """Whether this is the process that will lead, for those who speak before the team has met."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def restarts() -> int:
     """How often torchrun has started this job again after one of its processes failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
