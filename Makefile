@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # The stamp is newer than the files that decide what is installed, so a second run installs nothing.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all lint format bench clean
+.PHONY: demo test test-all test-cpus lint format bench clean
 
 demo: $(STAMP)
 	$(BIN)/vtok demo --out demo
@@ -20,6 +20,11 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST)
+
+# The numerical tests again with the kernels that the libraries choose on other processors.
+# CPU="avx2 threads-3" runs some of the combinations.
+test-cpus: $(STAMP)
+	$(BIN)/python -m tests.cpu_matrix $(CPU) --numprocesses 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -111,16 +111,22 @@ def _search(distance: Tensor, start: Tensor, weights: Tensor | None, iterations:
 
 
 def squared_distances(points: Tensor) -> Tensor:
-    """‖x_i − x_j‖² for all pairs, ``(B, N, N)``; exactly zero on the diagonal and between equal points."""
+    """‖x_i − x_j‖² for all pairs, ``(B, N, N)``: symmetric to the bit, and exactly zero on the diagonal.
+
+    Between equal points it is zero up to rounding.
+    """
     with own_precision(points):
         points = points - origin(points)
         products = points @ points.mT  # (B, N, N)
-        square = products.diagonal(dim1=1, dim2=2).contiguous()  # (B, N), rounded as the products are
-        return (square.unsqueeze(1) + square.unsqueeze(2)).sub_(products, alpha=2).clamp_min_(0)
+        # A matrix product may round x_i·x_j and x_j·x_i differently; their sum has no order.
+        products = products + products.mT
+        square = products.diagonal(dim1=1, dim2=2) / 2  # (B, N)
+        return (square.unsqueeze(1) + square.unsqueeze(2)).sub_(products).clamp_min_(0)
 
 
 def _nearest_medoid(distance: Tensor, medoids: Tensor) -> Tensor:
-    return take(distance, medoids).min(1).indices  # of (B, K, N), which the symmetry of the distances allows
+    """Eq. 16 ``(B, N)``. Takes rows of the symmetric ``distance``, which is faster than columns."""
+    return take(distance, medoids).min(1).indices
 
 
 def _costs(weighted: Tensor, assignment: Tensor, k: int) -> Tensor:

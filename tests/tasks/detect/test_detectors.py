@@ -86,15 +86,23 @@ def make_sure_of_everything(model: Any) -> None:
 
 
 @every_detector
-def test_sizes_of_the_same_batch_do_not_mix(small: Callable[..., Any], name: str) -> None:
-    """An image is seen alike alone and beside a larger one, but for the rounding of another order."""
+def test_images_of_a_batch_do_not_influence_each_other(small: Callable[..., Any], name: str) -> None:
+    """The same detections alone and beside another image, in any order.
+
+    Kernels for one and for two images round differently, so detections of nearly equal score may swap.
+    """
     model = small(name, backbone="resnet18").eval()
     make_sure_of_everything(model)
     with torch.inference_mode():
         alone = model([image(64, 64)])[0]
         beside = model([image(64, 64), image(64, 64, seed=1)])[0]
-    assert torch.allclose(alone["scores"], beside["scores"], atol=1e-5)
-    assert torch.allclose(alone["boxes"], beside["boxes"], atol=1e-2)
+    assert len(alone["labels"]) == len(beside["labels"]) > 0
+    same = (alone["labels"][:, None] == beside["labels"]) & torch.isclose(
+        alone["scores"][:, None], beside["scores"], atol=1e-5
+    )  # (n, n)
+    same &= torch.isclose(alone["boxes"][:, None], beside["boxes"], atol=1e-2).all(2)
+    assert same.any(1).all()
+    assert same.any(0).all()
 
 
 def test_mask_rcnn_is_torchvisions(small: Callable[..., Any]) -> None:
