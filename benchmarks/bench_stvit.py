@@ -74,7 +74,7 @@ def make(name: str, size: int, batch: int) -> Callable[[], object]:
     transcription = Transcription(ours).eval()
     if name == TRANSCRIPTION:
         return lambda: transcription(images)
-    fused = visualtokens.fuse(copy.deepcopy(ours))
+    fused = visualtokens.surgery(copy.deepcopy(ours))
     if name == FUSED:
         return lambda: fused(images)
     compiled = torch.compile(fused, dynamic=False)

@@ -29,12 +29,12 @@ from tqdm import tqdm
 
 from budget import core_minutes
 from visualtokens.bench import count_macs, count_parameters, machine
-from visualtokens.cli.report import table
+from visualtokens.cli.output import table
 from visualtokens.data import Preprocess, read_image
 from visualtokens.explain import METHODS, Faithfulness, Judge, Score, Setting, gather, overlay
+from visualtokens.explain.baselines import make_method
 from visualtokens.explain.faithfulness import HEADER
-from visualtokens.explain.masks import find_mask, read_mask
-from visualtokens.explain.saliency import make_method
+from visualtokens.explain.importance import find_mask, read_mask
 from visualtokens.train import Checkpoint, TrainConfig, load_checkpoint, train
 
 CROP, PHOTO = 64, 160  # pixels a side, of what is learned and of what is explained

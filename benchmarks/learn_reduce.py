@@ -25,8 +25,8 @@ import torch
 
 from visualtokens.bench import machine
 from visualtokens.reduce import macs
-from visualtokens.reduce.search import finetune, search
 from visualtokens.train import TrainConfig, load_checkpoint, train
+from visualtokens.tune.search import finetune, search
 
 METHODS = ("weighted_kmedoids", "power_bert", "random", "merge")
 NAMES = {"weighted_kmedoids": "weighted k-medoids", "power_bert": "PoWER-BERT"}

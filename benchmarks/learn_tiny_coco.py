@@ -24,7 +24,7 @@ from budget import core_minutes, stop_after
 from visualtokens.bench import count_parameters, machine
 from visualtokens.data.detection import open_detection
 from visualtokens.tasks import detect
-from visualtokens.tasks.detect.draw import truth
+from visualtokens.tasks.detect.detections import truth
 from visualtokens.train import TrainConfig, train
 from visualtokens.train.detect import load_detector
 

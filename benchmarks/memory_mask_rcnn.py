@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from visualtokens.bench import count_parameters, machine, peak_memory
-from visualtokens.layers import conv_ffn
+from visualtokens.layers import convolutions
 from visualtokens.papers.figures import published
 from visualtokens.tasks.detect import create
 
@@ -42,11 +42,11 @@ def as_is() -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_ffn() -> Iterator[None]:
-    before, conv_ffn.STRIP_BYTES = conv_ffn.STRIP_BYTES, 2**60
+    before, convolutions.STRIP_BYTES = convolutions.STRIP_BYTES, 2**60
     try:
         yield
     finally:
-        conv_ffn.STRIP_BYTES = before
+        convolutions.STRIP_BYTES = before
 
 
 @contextlib.contextmanager

@@ -32,15 +32,12 @@ from torch.nn import functional as F
 
 from visualtokens.bench import machine
 from visualtokens.data import Batch
-from visualtokens.tasks.build import build_model
+from visualtokens.tasks.classify import build_model
 from visualtokens.train import TrainConfig
-from visualtokens.train.distributed import Team
-from visualtokens.train.epoch import EpochStats, train_epoch
-from visualtokens.train.optim import create_optimizer
-from visualtokens.train.progress import Progress
+from visualtokens.train.distributed import Stop, Team
+from visualtokens.train.epoch import EpochStats, Progress, train_epoch
 from visualtokens.train.run import Run
-from visualtokens.train.signals import Stop
-from visualtokens.train.step import Taken
+from visualtokens.train.step import Taken, create_optimizer
 
 CPU = torch.device("cpu")
 SKIPPED = 3  # steps at the start of a block

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from visualtokens.convert import convert
+from visualtokens.converters import convert
 from visualtokens.errors import UserError
 from visualtokens.models import create_model
 

@@ -42,7 +42,7 @@ def test_outputs_stay_and_come_back_exactly(name: str) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         plain = model(images())
-        assert visualtokens.fuse(model) is model
+        assert visualtokens.surgery(model) is model
         fused = model(images())
         assert torch.allclose(fused, plain, atol=1e-5 * plain.abs().max().item())
         after = model.state_dict()
@@ -54,14 +54,14 @@ def test_outputs_stay_and_come_back_exactly(name: str) -> None:
 
 
 def test_nothing_is_left_to_normalise_in_stvit() -> None:
-    model = visualtokens.fuse(settled("stvit_small"))
+    model = visualtokens.surgery(settled("stvit_small"))
     left = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
     # A BatchNorm behind a GELU cannot go into the convolution before it.
     assert all(name.startswith("stages.0.embed") for name in left)
 
 
 def test_fused_models_can_be_copied_and_compiled() -> None:
-    model = visualtokens.fuse(settled("stvit_small", depths=(1, 1, 1, 1)))
+    model = visualtokens.surgery(settled("stvit_small", depths=(1, 1, 1, 1)))
     with torch.no_grad():
         expected = model(images())
         assert torch.equal(copy.deepcopy(model)(images()), expected)
@@ -74,10 +74,10 @@ def test_what_a_fused_model_refuses() -> None:
     model = settled("stvit_small")
     weights = model.state_dict()
     with pytest.raises(UserError, match="evaluation mode"):
-        visualtokens.fuse(copy.deepcopy(model).train())
-    visualtokens.fuse(model)
+        visualtokens.surgery(copy.deepcopy(model).train())
+    visualtokens.surgery(model)
     with pytest.raises(UserError, match="fused already"):
-        visualtokens.fuse(model)
+        visualtokens.surgery(model)
     with pytest.raises(UserError, match="cannot train"):
         model.train()
     with pytest.raises(UserError, match="cannot load weights"):
@@ -86,4 +86,4 @@ def test_what_a_fused_model_refuses() -> None:
     with pytest.raises(UserError, match="not fused"):
         visualtokens.unfuse(model)
     with pytest.raises(UserError, match="nothing that can be fused"):
-        visualtokens.fuse(nn.Linear(2, 2).eval())
+        visualtokens.surgery(nn.Linear(2, 2).eval())

@@ -10,7 +10,8 @@ from torch import nn
 
 from visualtokens.bench import count_macs, count_parameters, interleave
 from visualtokens.data import ImageDataset, Preprocess, create_loader, open_dataset
-from visualtokens.explain import Report, Sample, explain, write_report
+from visualtokens.explain import explain
+from visualtokens.report import Report, Sample, write_report
 from visualtokens.train import Checkpoint, TrainConfig, TrainResult, load_checkpoint, train
 
 CONFIG = dict(model="paca_vit_nano", data="digits", epochs=30, batch=64, lr=2e-3, seed=0)

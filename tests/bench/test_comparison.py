@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from visualtokens.bench import Candidate, Comparison, ComparisonRow, Spread, compare, timing
-from visualtokens.bench.candidates import build, collect, prepare
+from visualtokens.bench.comparison import build, collect, prepare
 from visualtokens.errors import UserError
 
 

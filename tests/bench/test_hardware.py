@@ -3,7 +3,7 @@ import json
 import torch
 
 from visualtokens.bench import machine
-from visualtokens.bench.hardware import _field
+from visualtokens.bench.memory import _field
 
 
 def test_the_machine_is_described_and_saved_as_json():

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from visualtokens.bench.stats import MIN_ROUNDS, Spread, median_interval, quartiles, verdict
+from visualtokens.bench.timing import MIN_ROUNDS, Spread, median_interval, quartiles, verdict
 
 
 def test_quartiles_of_a_known_sample():

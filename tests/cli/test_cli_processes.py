@@ -113,7 +113,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_works(vtok: Vtok, data: str, tmp_path: 
 def test_a_second_signal_ends_at_once() -> None:
     code = (
         "import os, signal, time\n"
-        "from visualtokens.train.signals import catch_signals\n"
+        "from visualtokens.train.distributed import catch_signals\n"
         "with catch_signals() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('asked', bool(stop), flush=True)\n"

@@ -15,8 +15,8 @@ from visualtokens.bench import interleave
 from visualtokens.cli.parse import parse
 from visualtokens.cli.reduce import VERB, parse_keep
 from visualtokens.errors import UserError
-from visualtokens.reduce import measure
 from visualtokens.train import TrainConfig, load_checkpoint, train
+from visualtokens.tune import planning as measure
 
 Vtok = Callable[..., tuple[int, str, str]]
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("token_pooling_*.yaml"))

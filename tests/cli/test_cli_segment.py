@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visualtokens.data.masks import read_mask
+from visualtokens.data.segmentation_transforms import read_mask
 from visualtokens.errors import UserError
 from visualtokens.train import TrainConfig, load_checkpoint, train
 from visualtokens.train.segment import load_segmenter

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from visualtokens.data import PRESETS, Augment, Preprocess
-from visualtokens.data.augment import as_augment
+from visualtokens.data.transforms import as_augment
 from visualtokens.errors import UserError
 
 PLAIN = Preprocess((32, 32), (0, 0, 0), (1, 1, 1))

@@ -16,10 +16,9 @@ from PIL import Image
 from pycocotools import mask as oracle
 
 from visualtokens.data import BadImage
-from visualtokens.data.coco import CocoObjects
-from visualtokens.data.coco_masks import to_mask, to_run_lengths
+from visualtokens.data.coco import CocoObjects, to_mask, to_run_lengths
 from visualtokens.data.detection import open_detection
-from visualtokens.data.masks import BadAnnotation
+from visualtokens.data.segmentation_transforms import BadAnnotation
 from visualtokens.errors import UserError
 
 HEIGHT, WIDTH = 20, 30

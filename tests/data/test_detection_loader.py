@@ -7,11 +7,15 @@ import torch
 from PIL import Image
 
 from visualtokens.data import BadImage
-from visualtokens.data.detection import DetectionDataset, Objects, open_detection
-from visualtokens.data.detection_batch import DetectionBatch
-from visualtokens.data.detection_loader import create_detection_loader
-from visualtokens.data.detection_sizes import Sizing
-from visualtokens.data.share import Share
+from visualtokens.data.base import Share
+from visualtokens.data.detection import (
+    DetectionBatch,
+    DetectionDataset,
+    Objects,
+    Sizing,
+    create_detection_loader,
+    open_detection,
+)
 from visualtokens.errors import UserError
 
 SIZING = Sizing((32, 40), 64, 0.5)

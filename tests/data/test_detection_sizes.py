@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from visualtokens.data.detection import Objects, open_detection
-from visualtokens.data.detection_sizes import Sizing, as_is, fit, to_floats
+from visualtokens.data.detection import Objects, Sizing, as_is, fit, open_detection, to_floats
 from visualtokens.errors import UserError
 
 sides = st.integers(1, 3000)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from visualtokens.data.digits import Digits
+from visualtokens.data.arrays import Digits
 from visualtokens.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from visualtokens.data import BadImage
-from visualtokens.data.masks import IGNORE, BadAnnotation, read_mask, renumber
+from visualtokens.data.segmentation_transforms import IGNORE, BadAnnotation, read_mask, renumber
 
 VALUES = np.array([[0, 1, 2], [255, 7, 0]], np.uint8)
 

@@ -11,8 +11,8 @@ from PIL import Image
 from timm.data.auto_augment import AutoAugment, RandAugment
 
 from visualtokens.data import Augment, Preprocess, create_loader, open_dataset
-from visualtokens.data.policy import policy_transform
-from visualtokens.data.randomness import seeded_globals
+from visualtokens.data.base import seeded_globals
+from visualtokens.data.transforms import policy_transform
 from visualtokens.errors import UserError
 
 PLAIN = Preprocess((32, 32), (0.5, 0.25, 0.1), (1, 1, 1))

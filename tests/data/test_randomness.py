@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from visualtokens.data.randomness import generator
+from visualtokens.data.base import generator
 
 
 def test_streams_are_all_different() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from visualtokens.data import DigitScenes, Scene
-from visualtokens.data.digits import Digits
+from visualtokens.data.arrays import Digits
 from visualtokens.data.scenes import LEAST_VISIBLE, _Canvas
 from visualtokens.errors import UserError
 

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from visualtokens.data import BadImage
-from visualtokens.data.class_names import ADE20K, COCO_STUFF, LIP
-from visualtokens.data.masks import BadAnnotation
-from visualtokens.data.segmentation import mirrored_classes, open_segmentation
+from visualtokens.data.segmentation import ADE20K, COCO_STUFF, LIP, mirrored_classes, open_segmentation
+from visualtokens.data.segmentation_transforms import BadAnnotation
 from visualtokens.errors import UserError
 
 PETS = Path(__file__).parents[2] / "../shared/data/pets"

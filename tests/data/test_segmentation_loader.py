@@ -9,12 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
+from visualtokens.data.base import Share
 from visualtokens.data.decode import BadImage
-from visualtokens.data.masks import BadAnnotation, Mask
 from visualtokens.data.segmentation import SegmentationDataset, open_segmentation
 from visualtokens.data.segmentation_loader import SegmentBatch, create_segment_loader
-from visualtokens.data.segmentation_transforms import SegmentPreprocess
-from visualtokens.data.share import Share
+from visualtokens.data.segmentation_transforms import BadAnnotation, Mask, SegmentPreprocess
 from visualtokens.errors import UserError
 
 PREPROCESS = SegmentPreprocess((32, 32), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))

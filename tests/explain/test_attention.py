@@ -10,8 +10,8 @@ from torch import Tensor
 import visualtokens
 from visualtokens.errors import UserError
 from visualtokens.explain import explain
-from visualtokens.explain.attention import record_attention
 from visualtokens.explain.importance import normalise
+from visualtokens.explain.layers import record_attention
 from visualtokens.grouping import record_groupings
 
 from .stubs import Learned, Merging, SuperTokens, preprocess

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from visualtokens.errors import UserError
-from visualtokens.explain.charts import HEIGHT, MOST_CLASSES, WIDTH, Line, confusion, line_chart
+from visualtokens.report import HEIGHT, MOST_CLASSES, WIDTH, Line, confusion, line_chart
 
 
 def curves(svg: str) -> list[list[tuple[float, float]]]:

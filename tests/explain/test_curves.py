@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from visualtokens.explain.curves import area, blurred, deletion, foreground_auroc, insertion, pointing
+from visualtokens.explain.faithfulness import area, blurred, deletion, foreground_auroc, insertion, pointing
 
 
 def brightness(images: Tensor) -> Tensor:

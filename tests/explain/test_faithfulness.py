@@ -10,8 +10,7 @@ import torch
 
 from visualtokens.errors import UserError
 from visualtokens.explain import Faithfulness, Judge, Score, Setting, gather
-from visualtokens.explain.curves import area
-from visualtokens.explain.faithfulness import HEADER, Mean
+from visualtokens.explain.faithfulness import HEADER, Mean, area
 
 from .stubs import OneRegion, preprocess, quarters
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from visualtokens.explain.geometry import place, scale_box
+from visualtokens.explain.importance import place, scale_box
 
 from .stubs import upsample
 

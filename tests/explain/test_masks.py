@@ -8,7 +8,7 @@ from PIL import Image
 
 from visualtokens.data import BadImage
 from visualtokens.errors import UserError
-from visualtokens.explain.masks import find_mask, read_mask
+from visualtokens.explain.importance import find_mask, read_mask
 
 from .stubs import preprocess
 

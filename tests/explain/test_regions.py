@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from visualtokens.explain.geometry import cells
-from visualtokens.explain.regions import OUTSIDE, mosaic, outlined
+from visualtokens.explain.importance import OUTSIDE, cells, mosaic, outlined
 
 
 def test_cells_against_a_loop() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from visualtokens.errors import UserError
-from visualtokens.explain import Layer, Report, Sample, write_report
-from visualtokens.explain.report import report_page
+from visualtokens.explain import Layer
+from visualtokens.report import Report, Sample, report_page, write_report
 
 from .stubs import explanation
 

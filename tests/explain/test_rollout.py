@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import visualtokens
 from visualtokens.errors import UserError
-from visualtokens.explain.attention import record_attention
-from visualtokens.explain.rollout import nearest_grid, rollout
+from visualtokens.explain.baselines import nearest_grid, rollout
+from visualtokens.explain.layers import record_attention
 from visualtokens.grouping import Grouping, Tap, record_groupings
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import visualtokens
 from visualtokens.errors import UserError
 from visualtokens.explain import METHODS, Setting, explain
-from visualtokens.explain.geometry import enlarge
-from visualtokens.explain.saliency import make_method
+from visualtokens.explain.baselines import make_method
+from visualtokens.explain.importance import enlarge
 from visualtokens.reduce.reduction import Method
 
 from .stubs import MEAN, STD, OneRegion, preprocess, quarters, upsample

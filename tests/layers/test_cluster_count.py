@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from visualtokens import record_groupings
 from visualtokens.errors import UserError
-from visualtokens.layers import PaCaAttention, set_clusters
+from visualtokens.layers import PaCaAttention
+from visualtokens.surgery import set_clusters
 
 KINDS = ["squeeze", "conv", "mlp", "linear"]
 GRID = (5, 6)

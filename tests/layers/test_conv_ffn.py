@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from visualtokens.layers import ConvFFN, conv_ffn
-from visualtokens.layers.conv_ffn import make_strips
+from visualtokens.layers import ConvFFN, convolutions
+from visualtokens.layers.convolutions import make_strips
 
 
 def plain(ffn: ConvFFN, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -32,7 +32,7 @@ def gradients(ffn: ConvFFN, out: Tensor, x: Tensor) -> list[Tensor]:
 @pytest.fixture
 def small_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strips of two rows of 5 patches with 16 hidden channels."""
-    monkeypatch.setattr(conv_ffn, "STRIP_BYTES", 2 * 5 * 16 * 4)
+    monkeypatch.setattr(convolutions, "STRIP_BYTES", 2 * 5 * 16 * 4)
 
 
 def make(
@@ -173,5 +173,5 @@ def test_strips_cover_every_row_once(batch: int, height: int, width: int, size: 
         assert rows.start == max(strip.first - 1, 0)
         assert rows.stop == min(strip.last + 1, height)
         patches = len(range(batch)[strip.images]) * (strip.last - strip.first) * width
-        assert patches * size <= conv_ffn.STRIP_BYTES or strip.last - strip.first == 1
+        assert patches * size <= convolutions.STRIP_BYTES or strip.last - strip.first == 1
     assert (covered == 1).all()

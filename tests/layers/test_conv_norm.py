@@ -8,7 +8,7 @@ from torch import nn
 
 from visualtokens.errors import UserError
 from visualtokens.layers import PixelConv, TokenConv
-from visualtokens.layers.conv_norm import pixel_groups
+from visualtokens.layers.convolutions import pixel_groups
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from visualtokens import record_groupings
 from visualtokens.bench import count_macs, count_parameters
 from visualtokens.errors import UserError
-from visualtokens.layers import Clustering, conv_ffn
+from visualtokens.layers import Clustering, convolutions
 from visualtokens.models.paca_vit import PaCaViT
 
 KINDS = ["squeeze", "conv", "mlp", "linear"]
@@ -148,7 +148,7 @@ def test_strips_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randn(2, 3, 48, 40)
     results = []
     for size in (2**30, 6000):
-        monkeypatch.setattr(conv_ffn, "STRIP_BYTES", size)
+        monkeypatch.setattr(convolutions, "STRIP_BYTES", size)
         for checkpointing in (False, True):
             model.set_grad_checkpointing(checkpointing)
             model.zero_grad()

@@ -19,7 +19,7 @@ from visualtokens import record_groupings
 from visualtokens.bench import count_macs, count_parameters
 from visualtokens.errors import UserError
 from visualtokens.layers.tokenizers import Centroids
-from visualtokens.models.resnet_weights import STAGES
+from visualtokens.models.vt_resnet import STAGES
 from visualtokens.papers.models import macs_without, pixel_macs
 
 from ..ops.helpers import LargestTensor

@@ -11,7 +11,7 @@ import torch
 
 from tests.cpu_matrix import COMBINATIONS, environment
 from visualtokens.ops import kmedoids
-from visualtokens.ops.kmedoids import squared_distances
+from visualtokens.ops.k_medoids import squared_distances
 
 from .helpers import rand, randn
 from .slow_kmedoids import reference

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visualtokens.ops import kmedoids, take
-from visualtokens.ops.kmedoids import medoids, squared_distances
+from visualtokens.ops.k_medoids import medoids, squared_distances
 
 from .helpers import (
     EXAMPLES,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from visualtokens.ops import kmedoids
-from visualtokens.ops.kmedoids import products
-from visualtokens.ops.kmedoids_few import few_is_less, kmedoids_few
+from visualtokens.ops.k_medoids import few_is_less, kmedoids_few, products
 from visualtokens.ops.seeds import distinct_indices
 
 from .helpers import EXAMPLES, LargestTensor, assert_same_leaves, compiled, rand, randn

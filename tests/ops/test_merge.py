@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from visualtokens.ops import bipartite_merge, ungroup
-from visualtokens.ops.merge import match, merge_count
+from visualtokens.ops.matching import match, merge_count
 
 from .helpers import EXAMPLES, assert_close, assert_same_leaves, compiled, layouts, rand, randint, randn
 

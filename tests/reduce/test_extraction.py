@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from tests.reduce.small import small_vit
 from visualtokens.errors import UserError
-from visualtokens.reduce.extraction import (
+from visualtokens.reduce.methods import Seen
+from visualtokens.reduce.reduction import reduce
+from visualtokens.reduce.trainable import (
     SoftExtraction,
     extraction_cost,
     learned_keep,
@@ -16,8 +18,6 @@ from visualtokens.reduce.extraction import (
     project,
     soft_extraction,
 )
-from visualtokens.reduce.methods import Seen
-from visualtokens.reduce.reduction import reduce
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

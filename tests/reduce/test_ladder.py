@@ -9,8 +9,8 @@ import torch
 
 from tests.reduce.small import small_vit
 from visualtokens.bench import count_macs
-from visualtokens.reduce.ladder import ladder, steady, twin
 from visualtokens.reduce.reduction import METHODS, Method, reduce
+from visualtokens.tune.planning import ladder, steady, twin
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,7 +5,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from visualtokens.reduce.passive import run
+from visualtokens.reduce.attention import run
 
 X = torch.arange(1.0, 513.0).reshape(64, 8)
 PASSIVE = {"identity": nn.Identity, "dropout": lambda: nn.Dropout(0.5), "drop_path": lambda: DropPath(0.5)}

@@ -14,11 +14,9 @@ from torch import Tensor
 from tests.reduce.small import small_vit
 from visualtokens.bench import Spread, count_macs, interleave
 from visualtokens.errors import UserError
-from visualtokens.reduce import measure
-from visualtokens.reduce.ladder import Rung, ladder
-from visualtokens.reduce.measure import Measured, climb
-from visualtokens.reduce.plan import plan
 from visualtokens.reduce.reduction import reduce
+from visualtokens.tune import planning as measure
+from visualtokens.tune.planning import Measured, Rung, climb, ladder, plan
 
 RUNGS = [Rung((64 - i,), 1000 - 9 * i) for i in range(100)]
 

@@ -11,7 +11,7 @@ import torch
 from tests.reduce.small import ARGS, small_vit
 from visualtokens.errors import UserError
 from visualtokens.reduce.reduction import reduce
-from visualtokens.reduce.registered import NAME
+from visualtokens.reduce.trainable import NAME
 
 BASE = "deit_tiny_patch16_224"
 KEEP = [40, 20, 20, 0]

@@ -12,11 +12,11 @@ import torch
 
 from visualtokens.data import open_dataset
 from visualtokens.errors import UserError
-from visualtokens.reduce.extraction import extraction_cost, pools
-from visualtokens.reduce.search import Found, finetune, open_extract, search
+from visualtokens.reduce.trainable import extraction_cost, pools
 from visualtokens.tasks.task import Loading
 from visualtokens.train import TrainConfig, load_checkpoint, train
 from visualtokens.train.tasks import TASKS
+from visualtokens.tune.search import Found, finetune, open_extract, search
 
 SMALL = dict(patch_size=4, embed_dim=24, depth=3, num_heads=2)
 OPTIONS = dict(epochs=2, batch=16, lr=2e-3, device="cpu", augment="none")

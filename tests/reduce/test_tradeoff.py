@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from tests.reduce.small import small_vit
 from visualtokens.bench import count_macs, interleave
 from visualtokens.errors import UserError
-from visualtokens.reduce import measure
 from visualtokens.reduce.reduction import reduce
-from visualtokens.reduce.tradeoff import spread_schedules, tradeoff
+from visualtokens.tune import planning as measure
+from visualtokens.tune.tradeoff import spread_schedules, tradeoff
 
 IMAGES = torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 KEEP = (40, 20, 10, 4)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from visualtokens.data import Preprocess
-from visualtokens.tasks.distill import Teacher, distillation
+from visualtokens.tasks.classify import Teacher, distillation
 
 
 class Notes(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError
-from visualtokens.tasks.build import build_model, preprocess_for, sized_args
+from visualtokens.tasks.classify import build_model, preprocess_for, sized_args
 from visualtokens.train import load_checkpoint, save_checkpoint
 
 CLASSES = ["cat", "dog", "übergroß"]

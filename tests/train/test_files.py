@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from visualtokens.train.files import (
+from visualtokens.checkpoint import (
     CannotSave,
     explain_failure,
     link,

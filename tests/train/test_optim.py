@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from tests.train.helpers import Make
 from visualtokens.errors import UserError
-from visualtokens.tasks.build import build_model
+from visualtokens.tasks.classify import build_model
 from visualtokens.train import TrainConfig
-from visualtokens.train.optim import create_optimizer, create_schedule
+from visualtokens.train.step import create_optimizer, create_schedule
 
 
 class Small(nn.Module):

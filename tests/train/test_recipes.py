@@ -18,7 +18,7 @@ from tests.train.test_start import save
 from visualtokens.cli.parse import parse
 from visualtokens.cli.train import VERB
 from visualtokens.data import generator
-from visualtokens.data.mix import Mix
+from visualtokens.data.transforms import Mix
 from visualtokens.tasks.classify import Classify
 from visualtokens.tasks.task import Loading
 from visualtokens.train import TrainConfig, train

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from visualtokens.train.signals import SIGNALS, Stop, catch_signals
+from visualtokens.train.distributed import SIGNALS, Stop, catch_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS)

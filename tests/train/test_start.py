@@ -10,11 +10,9 @@ import torch
 
 from tests.train.helpers import Make, lines, same, signal_at, weights
 from visualtokens.errors import UserError
-from visualtokens.tasks.build import build_model, preprocess_for, sized_args
-from visualtokens.tasks.classify import Classify
+from visualtokens.tasks.classify import Classify, build_model, preprocess_for, sized_args
 from visualtokens.train import save_checkpoint, train
-from visualtokens.train.start import start_from
-from visualtokens.train.tasks import open_task
+from visualtokens.train.tasks import open_task, start_from
 
 DIGITS = [str(i) for i in range(10)]
 

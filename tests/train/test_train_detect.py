@@ -11,9 +11,9 @@ import torch
 
 from tests.squares import CLASSES, write_squares
 from tests.train.helpers import dies_at_evaluation
+from visualtokens.checkpoint import read_config, read_weights
 from visualtokens.errors import UserError
 from visualtokens.train import TrainConfig, train
-from visualtokens.train.checkpoint import read_config, read_weights
 from visualtokens.train.detect import load_detector, open_detect
 
 BODY = dict(channels=[8, 16, 16, 16])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.train.helpers import dies_at_evaluation
+from visualtokens.checkpoint import read_config, read_weights
 from visualtokens.errors import UserError
 from visualtokens.tasks.segment.task import rebuild
 from visualtokens.train import TrainConfig, train
-from visualtokens.train.checkpoint import read_config, read_weights
 from visualtokens.train.segment import open_segment
 
 BACKBONE = dict(backbone="resnet18", backbone_args=dict(channels=[8, 8, 8, 8]))

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
+import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from visualtokens.bench.candidates import Candidate, Mode, collect, prepare
-from visualtokens.bench.hardware import machine
+import visualtokens.models  # noqa: F401  registers our models with timm
 from visualtokens.bench.macs import count_macs, count_parameters
-from visualtokens.bench.memory import peak_memory
-from visualtokens.bench.stats import Spread, Word
-from visualtokens.bench.table import text_table
-from visualtokens.bench.timing import MIN_SECONDS, Timings, interleave, matmul_canary
-from visualtokens.errors import UserError
+from visualtokens.bench.memory import machine, peak_memory
+from visualtokens.bench.timing import (
+    MIN_ROUNDS,
+    MIN_SECONDS,
+    Spread,
+    Timings,
+    Word,
+    interleave,
+    matmul_canary,
+    synchronize,
+)
+from visualtokens.errors import UserError, unknown
 
 
 @dataclass(frozen=True)
@@ -145,3 +153,170 @@ def _room_to_compile(candidates: int) -> Iterator[None]:
     config = torch._dynamo.config
     with config.patch(recompile_limit=max(config.recompile_limit, 2 * candidates)):
         yield
+
+
+# What can be compared, and how it is made to run.
+
+Mode = Literal["eager", "channels_last", "compile", "train"]
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something to compare under a name: a model, or any function of a batch of images."""
+
+    name: str
+    model: Callable[[Tensor], object]
+
+
+def collect(candidates: Sequence[str | Candidate], size: tuple[int, int]) -> list[Candidate]:
+    """The candidates, models given by name built for images of ``size``. Nobody else's model is touched."""
+    if not candidates:
+        raise UserError("there is nothing to compare; give at least one model")
+    names = [c if isinstance(c, str) else c.name for c in candidates]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{name!r} is given {names.count(name)} times; give every candidate its own name")
+    return [Candidate(c, build(c, size)) if isinstance(c, str) else _own(c) for c in candidates]
+
+
+def build(name: str, size: tuple[int, int]) -> nn.Module:
+    """The untrained model of that name, ours or timm's, for images of ``size``."""
+    if ":" in name:  # a folder or a repository (local-dir:run, hf-hub:…), which only timm can look into
+        return timm.create_model(name)
+    if not timm.is_model(name):
+        raise unknown("model", name, timm.list_models())
+    config = timm.get_pretrained_cfg(name)
+    if config.fixed_input_size and tuple(config.input_size[1:]) != tuple(size):
+        return timm.create_model(name, img_size=size)
+    return timm.create_model(name)
+
+
+def _own(candidate: Candidate) -> Candidate:
+    """A copy of a given model: training would leave gradients and statistics in the original."""
+    if isinstance(candidate.model, nn.Module):
+        return Candidate(candidate.name, copy.deepcopy(candidate.model))
+    return candidate
+
+
+def prepare(candidate: Candidate, images: Tensor, mode: Mode) -> Run:
+    """A function that runs the candidate once on the images and waits until it is done."""
+    if mode not in get_args(Mode):
+        raise unknown("mode", mode, get_args(Mode))
+    model = candidate.model
+    if isinstance(model, nn.Module):
+        model.to(images.device).train(mode == "train")
+    if mode == "train":
+        return _training(candidate, images)
+    if mode == "channels_last":
+        images = images.contiguous(memory_format=torch.channels_last)
+        if isinstance(model, nn.Module):
+            model.to(memory_format=torch.channels_last)
+    forward = torch.compile(model, dynamic=False) if mode == "compile" else model
+
+    def run() -> object:
+        with torch.inference_mode():
+            output = forward(images)
+        synchronize(images.device)
+        return output
+
+    return run
+
+
+def _training(candidate: Candidate, images: Tensor) -> Run:
+    """Forward, and backward from the sum of the output; no optimizer."""
+    model = candidate.model
+    if not isinstance(model, nn.Module):
+        raise UserError(f"candidate {candidate.name!r} is a function and cannot train; give an nn.Module")
+
+    def run() -> object:
+        output = model(images)
+        if not isinstance(output, Tensor):
+            raise UserError(
+                f"candidate {candidate.name!r} returns {type(output).__name__}; to train, return a Tensor"
+            )
+        output.sum().backward()
+        model.zero_grad(set_to_none=True)  # so that every run starts with the weights alone
+        synchronize(images.device)
+        return None
+
+    return run
+
+
+# A comparison as text.
+
+WIDTH = 100
+COLUMNS = ("model", "Mparams", "GMACs", "images/s", "peak MB", "speed", "")
+MODES = {
+    "eager": "forward, eager",
+    "channels_last": "forward, eager, channels last",
+    "compile": "forward, compiled by inductor (compile time not included)",
+    "train": "forward and backward in training mode, no optimizer",
+}
+
+
+def text_table(comparison: Comparison) -> str:
+    """Two header lines, one line per candidate, what the columns mean, and whether to trust it."""
+    cells = [COLUMNS, *(_cells(row) for row in comparison.rows)]
+    lines = [*_header(comparison), "", *align(cells), "", *_legend(comparison)]
+    return "\n".join(lines)
+
+
+def align(cells: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
+    """Columns under each other: the first to the left, the last as it is, the others to the right.
+
+    One string per row. A first cell that would make its row longer than ``width`` stands on a line of
+    its own above the rest of the row.
+    """
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths[0] = min(widths[0], width - sum(widths[1:]) - 2 * (len(widths) - 1))
+    rows = []
+    for first, *middle, last in cells:
+        above, first = (f"{first}\n", "") if len(first) > widths[0] else ("", first)
+        right = [cell.rjust(w) for cell, w in zip(middle, widths[1:-1], strict=True)]
+        rows.append(above + "  ".join([first.ljust(widths[0]), *right, last]).rstrip())
+    return rows
+
+
+def _header(comparison: Comparison) -> list[str]:
+    m, (height, width) = comparison.machine, comparison.size
+    chip = m["cpu"] if m["device"] == "cpu" else f"{m['gpu']} on {m['cpu']}"
+    images = f"{comparison.batch} images of {height}×{width}"
+    return [
+        f"{chip}, {m['cores']} cores, {m['threads']} threads, torch {m['torch']}",
+        f"{images}, {MODES[comparison.mode]}, {comparison.rounds} rounds",
+    ]
+
+
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
+    rate, ratio = row.images_per_second, row.ratio
+    digits = 1 if rate.median < 1000 else 0
+    return (
+        row.name,
+        "–" if row.parameters is None else f"{row.parameters / 1e6:.2f}",
+        "–" if row.macs is None else f"{row.macs / 1e9:.3f}",
+        f"{rate.median:.{digits}f} ±{rate.half:.{digits}f}",
+        f"{row.peak_bytes / 1e6:.1f}",
+        "1" if row.word is None else f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})",
+        row.word or "reference",
+    )
+
+
+def _legend(comparison: Comparison) -> list[str]:
+    first, turns = comparison.rows[0].name, len(comparison.rows) * comparison.rounds
+    interval = "95 % interval" if comparison.rounds >= MIN_ROUNDS else "whole range"
+    lines = [
+        "images/s: median over the rounds ± half the interquartile range. peak: above weights and input.",
+        f"speed: against {first}, paired by round: the median (and its {interval}).",
+    ]
+    if comparison.discarded:
+        lines.append(
+            f"{comparison.discarded} turns were repeated: beside them a matrix product took "
+            f"{comparison.tolerance:.0%} longer than its best, or more."
+        )
+    if comparison.noisy:
+        lines.append(
+            f"THE MACHINE WAS NEVER QUIET: {comparison.noisy} of {turns} turns are disturbed; "
+            "do not trust small differences."
+        )
+    return lines

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.parse import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 
 # The verbs and what each is for. Each lives in a module of its name, which is imported only to run it.

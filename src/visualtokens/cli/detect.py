@@ -6,10 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visualtokens.cli.images import each_image
-from visualtokens.cli.report import table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import each_image, table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.parse import Result
 from visualtokens.cli.tasks import require_classes
-from visualtokens.cli.verb import Result
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,8 +24,7 @@ SCORE = 0.5
 
 def evaluate(config: EvalConfig) -> Result:
     """Judge a checkpoint on a dataset of images with objects."""
-    from visualtokens.data.detection import open_detection
-    from visualtokens.data.detection_loader import create_detection_loader
+    from visualtokens.data.detection import create_detection_loader, open_detection
     from visualtokens.tasks import detect
     from visualtokens.train import pick_device
     from visualtokens.train.detect import load_detector

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from visualtokens.cli import detect, segment
-from visualtokens.cli.report import table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.parse import Result, Verb
 from visualtokens.cli.tasks import refuse_others, require_classes, task_of
-from visualtokens.cli.verb import Result, Verb
 
 if TYPE_CHECKING:
     from visualtokens.tasks.classify import Evaluation

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from visualtokens.cli.report import table
-from visualtokens.cli.verb import Result, Verb
+from visualtokens.cli.output import table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.parse import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from visualtokens.explain import Explanation
+    from visualtokens.data import BadImage, ImageDataset
+    from visualtokens.explain import Explanation, Gallery, Judge, Score
     from visualtokens.train import Checkpoint
 
 
@@ -80,13 +82,9 @@ def run(config: ExplainConfig) -> Result:
         raise UserError("give an image or a folder to explain, or --faithfulness with --data")
     checkpoint = _load(config)
     if config.faithfulness:
-        from visualtokens.cli.explain_faithful import measure
-
         return measure(config, checkpoint)
     target = _target(config, checkpoint.classes)
     if Path(config.image).is_dir():
-        from visualtokens.cli.explain_folder import explain_all
-
         return explain_all(config, checkpoint, target)
     return _one(config, checkpoint, target)
 
@@ -167,3 +165,102 @@ VERB = Verb(
     example="vtok explain photo.jpg --checkpoint run/ --save out.html",
     positional="image",
 )
+
+
+# ``vtok explain --faithfulness``.
+
+
+def measure(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
+    """Score our maps beside other methods' on the images of a dataset, print the table, draw the curves."""
+    from visualtokens.data import open_dataset
+    from visualtokens.explain import METHODS, Judge, Setting, gather
+    from visualtokens.explain.faithfulness import HEADER
+
+    save = Path(config.save or "faithfulness.png")
+    if save.suffix != ".png":
+        raise UserError(f"the curves are drawn as a picture; end --save {config.save!r} in .png")
+    if not config.data:
+        raise UserError("--faithfulness needs images to measure on; give --data")
+    if config.images < 1:
+        raise UserError(f"images={config.images} must be at least 1")
+    dataset = open_dataset(config.data, config.split)
+    setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
+    judge = Judge(checkpoint.model, setting, methods=config.methods or list(METHODS), steps=config.steps)
+    unreadable: list[BadImage] = []
+    found = gather(_scores(config, dataset, judge, unreadable))
+    warn_unreadable(unreadable)
+    if not found.images:
+        raise Failure(f"none of the images of {config.data} could be read")
+    save.parent.mkdir(parents=True, exist_ok=True)
+    found.plot().savefig(save, dpi=160)
+    document = {
+        "data": config.data,
+        "split": config.split,
+        "images": found.images,
+        "methods": found.to_dict(),
+        "unreadable": unreadable_as_json(unreadable),
+        "saved": str(save),
+    }
+    head = f"{found.images} images, the predicted class of each; means with their standard errors:"
+    text = f"{head}\n\n{table(found.rows(), header=HEADER, right=(1, 2, 3, 4))}\n\ncurves saved as {save}"
+    return Result(text, document, code=1 if unreadable else 0)
+
+
+def _scores(
+    config: ExplainConfig, dataset: ImageDataset, judge: Judge, unreadable: list[BadImage]
+) -> Iterator[dict[str, Score]]:
+    import numpy as np
+    from tqdm import tqdm
+
+    from visualtokens.data import BadImage
+    from visualtokens.explain.importance import find_mask, read_mask
+
+    preprocess = judge.setting.preprocess
+    chosen = np.linspace(0, len(dataset) - 1, min(config.images, len(dataset))).round().astype(int)
+    for index in tqdm(chosen.tolist(), desc="judge", unit="image", leave=False, disable=None):
+        try:
+            image, _ = dataset[index]
+            mask = None
+            if config.masks:
+                mask = read_mask(find_mask(dataset.path(index), config.masks), preprocess, image.size)
+        except BadImage as bad:
+            unreadable.append(bad)
+        else:
+            yield judge(preprocess(image), mask)
+
+
+# ``vtok explain FOLDER``.
+
+
+def explain_all(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
+    """Explain a folder on one page. What cannot be explained is named; the exit code is then 1."""
+    from visualtokens.explain import explain_folder
+
+    save = config.save or "explanation.html"
+    if not save.endswith(".html"):  # before the work, not behind it
+        raise UserError(f"a folder is explained on one page; end --save {config.save!r} in .html")
+    gallery = explain_folder(
+        checkpoint.model,
+        config.image,
+        preprocess=checkpoint.preprocess,
+        target=target,
+        layer=config.layer,
+        top=config.top,
+        of=config.of,
+        batch=config.batch,
+        classes=checkpoint.classes,
+    )
+    saved = gallery.write(save)
+    warn_unreadable(gallery.refused)
+    document = {"folder": config.image, **gallery.to_dict(), "saved": str(saved)}
+    return Result(_folder_text(gallery, str(saved)), document, code=1 if gallery.refused else 0)
+
+
+def _folder_text(gallery: Gallery, saved: str) -> str:
+    rows = [
+        (entry.name, f"{entry.probability:.1%}", entry.target, f"{entry.clusters[0][1]:.1%}")
+        for entry in gallery.entries
+    ]
+    head = table(rows, header=("image", "sure", "explained", "hangs on its first cluster"), right=(1, 3))
+    left_out = f", {len(gallery.refused)} files left out" if gallery.refused else ""
+    return f"{head}\n\n{len(rows)} images explained{left_out}; saved as {saved}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from visualtokens.cli.report import table
-from visualtokens.cli.verb import Result, Verb
+from visualtokens.cli.output import table
+from visualtokens.cli.parse import Result, Verb
 from visualtokens.errors import unknown
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from visualtokens.cli import detect, segment
-from visualtokens.cli.images import each_image
+from visualtokens.cli.output import each_image
+from visualtokens.cli.parse import Result, Verb
 from visualtokens.cli.tasks import refuse_others, task_of
-from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import UserError
 
 if TYPE_CHECKING:

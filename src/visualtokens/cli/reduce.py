@@ -8,16 +8,16 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from visualtokens.cli.bench import parse_size
-from visualtokens.cli.report import unreadable_as_json, warn_unreadable
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.output import unreadable_as_json, warn_unreadable
+from visualtokens.cli.parse import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from visualtokens.data import BadImage, Preprocess
-    from visualtokens.reduce.plan import Plan
-    from visualtokens.reduce.tradeoff import Tradeoff
+    from visualtokens.tune.planning import Plan
+    from visualtokens.tune.tradeoff import Tradeoff
 
 SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds: the curve beside what was asked for
 
@@ -104,7 +104,7 @@ def run(config: ReduceConfig) -> Result:
 
 
 def _measure(config: ReduceConfig) -> Result:
-    from visualtokens.reduce.tradeoff import spread_schedules, tradeoff
+    from visualtokens.tune.tradeoff import spread_schedules, tradeoff
 
     model, classes, preprocess = _open(config)
     size = preprocess.size
@@ -141,7 +141,7 @@ def _wanted(
     config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int
 ) -> tuple[str, Any, Plan | None]:
     """What was asked for: its name in the table, the schedule, and the plan if there was a budget."""
-    from visualtokens.reduce.plan import plan
+    from visualtokens.tune.planning import plan
 
     if config.keep is not None:
         return f"keep {config.keep}"[:24], parse_keep(config.keep), None
@@ -180,8 +180,8 @@ def parse_keep(keep: str | float | int) -> Any:
 
 def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess]:
     """The model, the names of its classes if they are known, and how images are prepared for it."""
-    from visualtokens.reduce.support import check, transformer
-    from visualtokens.tasks.build import preprocess_for
+    from visualtokens.reduce.blocks import check, transformer
+    from visualtokens.tasks.classify import preprocess_for
     from visualtokens.train import load_checkpoint
 
     classes: list[str] | None = None
@@ -276,9 +276,9 @@ def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | N
 
 
 def _search(config: ReduceConfig) -> Result:
-    from visualtokens.reduce.cost import macs
-    from visualtokens.reduce.search import Interrupted, finetune, search
+    from visualtokens.reduce.schedule import macs
     from visualtokens.train import CannotSave, Diverged, load_checkpoint
+    from visualtokens.tune.search import Interrupted, finetune, search
 
     for name in ("lambda_", "data", "out"):
         if getattr(config, name) is None:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from visualtokens.cli.images import each_image
-from visualtokens.cli.report import table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import each_image, table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.parse import Result
 from visualtokens.cli.tasks import require_classes
-from visualtokens.cli.verb import Result
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -14,7 +14,7 @@ TASKS = ("classify", "segment", "detect")
 
 def task_of(checkpoint: str) -> str:
     """What the model in the folder was trained for."""
-    from visualtokens.train.checkpoint import read_config
+    from visualtokens.checkpoint import read_config
 
     task = str(read_config(Path(checkpoint)).get("task", "classify"))
     if task not in TASKS:

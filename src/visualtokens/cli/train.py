@@ -5,8 +5,8 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from visualtokens.cli.report import unreadable_as_json, warn_unreadable
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.output import unreadable_as_json, warn_unreadable
+from visualtokens.cli.parse import Failure, Result, Verb
 from visualtokens.train.config import TrainConfig
 
 if TYPE_CHECKING:

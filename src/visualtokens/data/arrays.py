@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -129,3 +130,52 @@ def _channels_last(images: NDArray[np.generic], name: str) -> NDArray[np.uint8]:
         )
     pixels = images.astype(np.uint8, copy=False)
     return pixels if grey or last else np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+
+
+# The 1,797 handwritten digits that scikit-learn carries: real data without a download.
+
+CLASSES = [str(digit) for digit in range(10)]
+
+
+class Digits(ImageDataset):
+    """8×8 digits, light on black: 1,437 to train and 360 to validate, in the same mix of classes.
+
+    The split is always the same one, whatever the seed of a training run.
+    """
+
+    def __init__(self, split: Split) -> None:
+        check_split(split)
+        images, labels = _load()
+        self.spec = "digits"
+        self.classes = list(CLASSES)
+        self.rows = _rows(split)  # (n,): where each item is in scikit-learn's set
+        self.images = images[self.rows]  # (n, 8, 8) uint8
+        self.labels = labels[self.rows]  # (n,)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self.images[index]).convert("RGB"), int(self.labels[index])
+
+    def path(self, index: int) -> str:
+        """``digits[17]`` is row 17 of scikit-learn's set, so the two splits share no name."""
+        return f"digits[{self.rows[index]}]"
+
+
+@cache
+def _load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), from 0..16
+    return images, bunch.target.astype(np.int64)
+
+
+@cache
+def _rows(split: Split) -> NDArray[np.int64]:
+    from sklearn.model_selection import train_test_split
+
+    _, labels = _load()
+    train, val = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
+    return np.sort(train if split == "train" else val)

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from visualtokens.data.base import Share, generator
+from visualtokens.data.batch import Key, share_from_worker
 from visualtokens.data.decode import BadImage
-from visualtokens.data.epochs import Items, Loader, load_items
-from visualtokens.data.masks import IGNORE
-from visualtokens.data.order import Key
-from visualtokens.data.randomness import generator
+from visualtokens.data.loader import Items, Loader, load_items
 from visualtokens.data.segmentation import SegmentationDataset, mirrored_classes
-from visualtokens.data.segmentation_transforms import SegmentAugment, SegmentPreprocess, as_segment_augment
-from visualtokens.data.share import Share
-from visualtokens.data.workers import share_from_worker
+from visualtokens.data.segmentation_transforms import (
+    IGNORE,
+    SegmentAugment,
+    SegmentPreprocess,
+    as_segment_augment,
+)
 from visualtokens.errors import UserError
 
 

@@ -4,14 +4,14 @@
 >>> explanation.save("why.html")
 """
 
+from visualtokens.callable_package import make_callable
+from visualtokens.explain.baselines import METHODS, Setting
 from visualtokens.explain.explainer import explain
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.faithfulness import Faithfulness, Judge, Score, gather
 from visualtokens.explain.gallery import Gallery, explain_folder
 from visualtokens.explain.layers import Layer, compose
 from visualtokens.explain.render import overlay
-from visualtokens.explain.report import Report, Sample, write_report
-from visualtokens.explain.saliency import METHODS, Setting
 
 __all__ = [
     "METHODS",
@@ -20,8 +20,6 @@ __all__ = [
     "Gallery",
     "Judge",
     "Layer",
-    "Report",
-    "Sample",
     "Score",
     "Setting",
     "compose",
@@ -29,5 +27,6 @@ __all__ = [
     "explain_folder",
     "gather",
     "overlay",
-    "write_report",
 ]
+
+make_callable(__name__, explain)

@@ -13,10 +13,9 @@ from torch import nn
 from visualtokens.data import BadImage, Preprocess, read_image
 from visualtokens.errors import UserError
 from visualtokens.explain import html
-from visualtokens.explain.explainer import View, explain
+from visualtokens.explain.explainer import TooSmall, View, explain
 from visualtokens.explain.explanation import Explanation
-from visualtokens.explain.inputs import TooSmall
-from visualtokens.explain.report import CLUSTERS
+from visualtokens.report import CLUSTERS
 
 SIDE = 288  # pixels of a picture's longer side: a page of a hundred photos stays near 10 MB
 

@@ -21,7 +21,6 @@ from visualtokens.explain.render import (
     layer_title,
     overlay,
 )
-from visualtokens.explain.style import CSS
 
 KeyFigure = tuple[str, str, str]  # label, value, note
 SIDE = 384  # pixels of a picture's longer side: sharp on a phone, and a page of many stays small
@@ -169,3 +168,134 @@ def _bar(*parts: tuple[str, float]) -> str:
     """Parts of 0 to 1, side by side; the first of each is its style."""
     inside = "".join(f'<i class="{kind}" style="width: {100 * share:.1f}%"></i>' for kind, share in parts)
     return f'<div class="bar">{inside}</div>'
+
+
+# The look of a page: one column, system fonts, two colours that colour-blind eyes tell apart.
+
+CSS = """
+:root {
+  color-scheme: light dark;
+  --page: #fbfaf7; --panel: #ffffff; --ink: #1b1c20; --soft: #62656e; --line: #e4e2dc; --track: #eceae4;
+  --right: 31 94 168; --wrong: 196 73 17;
+  --font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif;
+  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #131417; --panel: #1b1c21; --ink: #ededf0; --soft: #a2a5b0; --line: #2f3139; --track: #2b2d34;
+    --right: 122 174 242; --wrong: 255 146 89;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0; background: var(--page); color: var(--ink);
+  font: 16px/1.55 var(--font); font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%;
+}
+main { max-width: 1120px; margin: 0 auto; padding: clamp(24px, 6vw, 72px) clamp(18px, 4vw, 40px); }
+h1 {
+  margin: 0; max-width: 24ch; overflow-wrap: anywhere; text-wrap: balance;
+  font-size: clamp(1.8rem, 1.3rem + 2.4vw, 2.9rem); line-height: 1.12; letter-spacing: -.022em;
+  font-weight: 680;
+}
+h2 { margin: 0 0 6px; font-size: 1.35rem; line-height: 1.25; letter-spacing: -.012em; font-weight: 650; }
+h3 { margin: 0 0 8px; font-size: .95rem; font-weight: 600; }
+p { margin: 0; }
+section { margin-top: clamp(44px, 6vw, 76px); }
+.intro { max-width: 68ch; margin-bottom: 24px; color: var(--soft); text-wrap: pretty; }
+img, svg { display: block; max-width: 100%; }
+
+.figures {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 24px 28px;
+  margin: clamp(26px, 4vw, 44px) 0 0; padding: 0;
+}
+.figures div { max-width: 320px; border-top: 2px solid var(--ink); padding-top: 10px; }
+.figures dt { font-size: .875rem; font-weight: 600; }
+.figures dd { margin: 0; overflow-wrap: anywhere; }
+.figures .value { margin: 4px 0 2px; font-size: clamp(1.6rem, 1.2rem + 1.6vw, 2.2rem); line-height: 1.15;
+  letter-spacing: -.02em; font-weight: 640; }
+.figures .note { font-size: .875rem; line-height: 1.4; color: var(--soft); }
+
+.panels { display: grid; gap: 28px 40px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 310px), 1fr)); }
+figure { margin: 0; }
+.chart { width: 100%; max-width: 500px; height: auto; font: 13px var(--font); }
+.chart .grid { stroke: var(--line); stroke-width: 1; }
+.chart .tick { fill: var(--soft); }
+.chart .line { fill: none; stroke-width: 2.5; stroke-linecap: round; stroke-linejoin: round; }
+.chart .end { font-weight: 650; }
+.chart .main { stroke: rgb(var(--right)); } .chart .second { stroke: var(--soft); stroke-dasharray: 1.5 5; }
+.chart .dot-main, .chart .end-main { fill: rgb(var(--right)); }
+.chart .dot-second, .chart .end-second { fill: var(--soft); }
+
+.wide { overflow-x: auto; }
+table { border-collapse: separate; border-spacing: 1px; font-size: .875rem; }
+.matrix { font-size: .8rem; }
+caption { caption-side: bottom; padding-top: 10px; text-align: left; color: var(--soft); }
+th { font-weight: 500; color: var(--soft); }
+tbody th { padding-right: 8px; text-align: right; max-width: 18ch; white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; }
+thead th { padding-bottom: 4px; vertical-align: bottom; }
+thead .tall { writing-mode: vertical-rl; transform: rotate(180deg); text-align: left; white-space: nowrap;
+  padding: 4px 0 0; margin: 0 auto; }
+.matrix td { min-width: 23px; height: 34px; padding: 0 1px; text-align: center; border-radius: 4px; }
+@media (min-width: 700px) { .matrix td { min-width: 50px; height: 44px; }
+  .matrix { font-size: 1rem; border-spacing: 2px; } }
+.matrix .hit { background: rgb(var(--right) / calc(.1 + .3 * var(--share))); font-weight: 600; }
+.matrix .miss { background: rgb(var(--wrong) / calc(.3 + .6 * var(--share))); font-weight: 700;
+  outline: 1.5px solid rgb(var(--wrong)); outline-offset: -1.5px; }
+.matrix .none { color: var(--soft); opacity: .45; }
+.matrix .share { padding-left: 8px; text-align: right; color: var(--soft); }
+.list td, .list th { max-width: none; padding: 7px 18px 7px 0; text-align: left;
+  border-bottom: 1px solid var(--line); }
+.list { border-spacing: 0; }
+.list .number { text-align: right; }
+.list .track { min-width: min(24vw, 220px); }
+.list .bar { margin: 0; }
+
+.key { display: flex; align-items: center; gap: 10px; margin-bottom: 20px;
+  font-size: .875rem; color: var(--soft); white-space: nowrap; }
+.key i { flex: 0 1 180px; height: 10px; border-radius: 5px; }
+.sample {
+  display: grid; grid-template-columns: 150px 1fr; gap: 20px 28px; margin-top: 16px; padding: 22px;
+  background: var(--panel); border: 1px solid var(--line); border-radius: 14px;
+}
+.sample img { width: 100%; border-radius: 6px; }
+.verdict { margin-top: 12px; line-height: 1.4; overflow-wrap: anywhere; }
+.says { font-size: 1.2rem; font-weight: 650; letter-spacing: -.01em; }
+.says b { font-weight: 400; color: var(--soft); }
+.truth { font-size: .9rem; }
+.truth.right { color: rgb(var(--right)); }
+.truth.wrong { color: rgb(var(--wrong)); font-weight: 650; }
+.aside { margin-top: 4px; font-size: .8rem; color: var(--soft); }
+.clusters { display: grid; grid-template-columns: repeat(6, 1fr); gap: 18px 14px;
+  align-content: start; margin: 0; padding: 0; list-style: none; }
+.drop { margin-top: 8px; font-size: .75rem; line-height: 1.35; color: var(--soft); }
+.drop b { display: block; font-size: 1.1rem; font-weight: 650; color: var(--ink); }
+.bar { display: flex; height: 6px; margin-top: 6px; border-radius: 3px; overflow: hidden;
+  background: var(--track); }
+.bar .kept { background: rgb(var(--right) / .35); } .bar .lost { background: rgb(var(--right)); }
+.bar .gained { background: rgb(var(--wrong)); }
+.strip { max-width: 900px; }
+@media (max-width: 900px) { .clusters { grid-template-columns: repeat(3, 1fr); } }
+@media (max-width: 640px) {
+  .sample { grid-template-columns: 1fr; padding: 16px; }
+  .subject { display: grid; grid-template-columns: 42% 1fr; gap: 16px; align-items: center; }
+  .verdict { margin-top: 0; }
+  .clusters { gap: 16px 10px; }
+  .figures { grid-template-columns: 1fr 1fr; gap: 20px; }
+  .key { font-size: .8rem; }
+}
+
+.notes { max-width: 72ch; margin: 0; padding-left: 1.2em; } .notes li + li { margin-top: 6px; }
+pre { margin: 0; padding: 14px 16px; overflow-x: auto; background: var(--panel);
+  border: 1px solid var(--line); border-radius: 10px; font: .875rem/1.5 var(--mono); }
+@media print {
+  :root { --page: #fff; } main { padding: 0; max-width: none; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  .sample, .figures div, figure, .matrix, tr { break-inside: avoid; }
+  h2, .intro, .key { break-after: avoid; break-inside: avoid; }
+  .sample { grid-template-columns: 110px 1fr; padding: 14px; }
+  .clusters { grid-template-columns: repeat(6, 1fr); gap: 10px; }
+  pre { white-space: pre-wrap; }
+}
+"""

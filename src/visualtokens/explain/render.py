@@ -18,14 +18,14 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from visualtokens.errors import UserError
-from visualtokens.explain.geometry import Box, Floats, place, scale_box
+from visualtokens.explain.importance import OUTSIDE, Box, Floats, mosaic, outlined, place, scale_box
 from visualtokens.explain.layers import Layer
-from visualtokens.explain.regions import OUTSIDE, mosaic, outlined
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from visualtokens.explain.explanation import Explanation
+
 
 COLORMAP = "magma"
 STRENGTH = 0.6  # how much of a pixel is heat; the rest is the photo

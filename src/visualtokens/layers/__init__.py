@@ -1,22 +1,17 @@
 """Modules made of the operations."""
 
-from visualtokens.layers.cluster_count import set_clusters
-from visualtokens.layers.clustering import (
+from visualtokens.layers.attention import SelfAttention, SuperTokenAttention
+from visualtokens.layers.convolutions import ConvFFN, PixelConv, ResidualConv, TokenConv
+from visualtokens.layers.paca import (
     Clustering,
     ConvClustering,
     DepthwiseClustering,
     LinearClustering,
     MLPClustering,
+    PaCaAttention,
     make_clustering,
 )
-from visualtokens.layers.conv_ffn import ConvFFN
-from visualtokens.layers.conv_norm import PixelConv, TokenConv
-from visualtokens.layers.paca import PaCaAttention
-from visualtokens.layers.projector import Projector
-from visualtokens.layers.residual_conv import ResidualConv
-from visualtokens.layers.self_attention import SelfAttention
-from visualtokens.layers.super_token_attention import SuperTokenAttention
-from visualtokens.layers.token_mixers import TokenGraphConv, TokenLinear, TokenTransformer
+from visualtokens.layers.token_mixers import Projector, TokenGraphConv, TokenLinear, TokenTransformer
 from visualtokens.layers.tokenizers import (
     ClusterTokenizer,
     FilterTokenizer,
@@ -46,5 +41,4 @@ __all__ = [
     "TokenLinear",
     "TokenTransformer",
     "make_clustering",
-    "set_clusters",
 ]

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from visualtokens.errors import UserError
 from visualtokens.grouping import Tap
-from visualtokens.layers.conv_norm import PixelConv, TokenConv, pixel_groups
-from visualtokens.layers.maps import to_tokens
+from visualtokens.layers.convolutions import PixelConv, TokenConv, pixel_groups, to_tokens
 from visualtokens.ops import assign_soft, cell_grid, gather, kmeans, pool_cells
 
 

@@ -13,8 +13,8 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from visualtokens.layers import Clustering, ConvFFN, PaCaAttention
-from visualtokens.layers.clustering import ClusteringKind
-from visualtokens.layers.maps import to_map, to_tokens
+from visualtokens.layers.convolutions import to_map, to_tokens
+from visualtokens.layers.paca import ClusteringKind
 from visualtokens.models.pyramid import Pyramid, channels_last, init_weights
 from visualtokens.models.registry import register_family
 

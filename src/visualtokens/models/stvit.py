@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from visualtokens.errors import unknown
 from visualtokens.grouping import Tap
-from visualtokens.layers import ConvFFN, ResidualConv, SuperTokenAttention, conv_ffn
-from visualtokens.layers.maps import to_map, to_tokens
+from visualtokens.layers import ConvFFN, ResidualConv, SuperTokenAttention, convolutions
+from visualtokens.layers.convolutions import to_map, to_tokens
 from visualtokens.models.pyramid import Pyramid, channels_last, init_weights
 from visualtokens.models.registry import register_family
 from visualtokens.ops.super_tokens import Border
@@ -131,7 +131,7 @@ class Stage(nn.Module):
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not x.is_cpu:
             return batch
         widest = self.hidden * (height // self.stride) * (width // self.stride) * x.element_size()
-        images = max(1, conv_ffn.STRIP_BYTES // max(1, widest))
+        images = max(1, convolutions.STRIP_BYTES // max(1, widest))
         if images < batch and any(isinstance(m, Tap) and m.wanted() for m in self.modules()):
             return batch
         return images
@@ -249,4 +249,24 @@ register_family(
     STViT,
     CONFIGS,
     default_cfg=dict(first_conv="stages.0.embed.0"),
+)
+
+
+# STViT without convolution stem, projection, CPE and ConvFFN, for the comparison with Swin (Table II).
+
+ISO: dict[str, Any] = dict(stem="patch", convolutions=False, projection=0)
+RPE: dict[str, Any] = dict(windows=(7, 7, 14, 7))  # of super tokens, for images of 224×224
+NARROW: dict[str, Any] = dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
+
+ISO_CONFIGS: dict[str, dict[str, Any]] = {
+    "stvit_iso_96": ISO | RPE | dict(channels=(96, 192, 384, 768), depths=(2, 2, 6, 2), heads=(3, 6, 12, 24)),
+    "stvit_iso_64": ISO | RPE | NARROW,
+    "stvit_iso_64_norpe": ISO | NARROW,
+}
+
+register_family(
+    __name__,
+    STViT,
+    ISO_CONFIGS,
+    default_cfg=dict(first_conv="stages.0.embed.proj"),
 )

@@ -3,15 +3,13 @@
 One alphabet throughout: B batch, N patches, K tokens or clusters, C channels, H×W the patch grid.
 """
 
-from visualtokens.ops.attend import attend, join_heads, split_heads
+from visualtokens.ops.attention import attend, join_heads, significance, split_heads
 from visualtokens.ops.checks import set_checks
-from visualtokens.ops.hard import group_mean, group_sum, take, ungroup
-from visualtokens.ops.kmeans import KMeans, kmeans
-from visualtokens.ops.kmedoids import KMedoids, kmedoids
-from visualtokens.ops.merge import Merged, bipartite_merge
+from visualtokens.ops.groups import assign_soft, gather, group_mean, group_sum, scatter, take, ungroup
+from visualtokens.ops.k_means import KMeans, kmeans
+from visualtokens.ops.k_medoids import KMedoids, kmedoids
+from visualtokens.ops.matching import Merged, bipartite_merge
 from visualtokens.ops.seeds import cell_grid, pool_cells
-from visualtokens.ops.significance import significance
-from visualtokens.ops.soft import assign_soft, gather, scatter
 from visualtokens.ops.super_tokens import (
     Cells,
     super_token_association,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -42,3 +44,13 @@ def check_finite(operation: str, **values: object) -> None:
                 f"{operation}: {name} has {int(bad.sum())} of {bad.numel()} values that are not finite, "
                 f"the first is {tensor[first].item()} at {first}; look at what produced {name}"
             )
+
+
+# Distances and sums in the precision of their tensors, whatever autocast says.
+
+
+def own_precision(x: Tensor) -> AbstractContextManager[None]:
+    """Products as precise as ``x``. Where there is no autocast to switch off, this costs next to nothing."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visualtokens.ops.hard import take
-from visualtokens.ops.precision import own_precision
+from visualtokens.ops.checks import own_precision
+from visualtokens.ops.groups import take
 
 Init = Tensor | torch.Generator | tuple[int, int] | Literal["distinct"] | None
 

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visualtokens.ops.checks import check_finite
-from visualtokens.ops.precision import own_precision
+from visualtokens.ops.checks import check_finite, own_precision
 
 Border = Literal["released", "exact"]
 EPS = 1e-12

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from visualtokens.bench import macs_by_module
 from visualtokens.tasks.detect import create
-from visualtokens.tasks.detect.mask_rcnn import MaskRCNN
-from visualtokens.tasks.detect.parts import BOX_SIDE, MASK_SIDE
+from visualtokens.tasks.detect.detectors import BOX_SIDE, MASK_SIDE, MaskRCNN
 
 SIZE = (800, 1280)
 COCO_CLASSES = 80

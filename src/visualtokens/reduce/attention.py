@@ -11,12 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.layers import Attention, AttentionRope, DropPath, apply_rot_embed_cat
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from visualtokens.ops import attend, significance
-from visualtokens.reduce.passive import run
 
 Evidence = Literal["significance", "keys"]
 
@@ -155,3 +154,16 @@ def _output(attn: Any, x: Tensor, out: Tensor) -> Tensor:
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
     return run(attn.proj_drop, attn.proj(out))
+
+
+# Modules that change nothing are not called: at one image, calling them costs more than many that do.
+
+DROPS = (nn.Dropout, DropPath)
+
+
+def run(module: nn.Module, x: Tensor) -> Tensor:
+    """``module(x)``; x itself where the module is an identity, or dropout outside training."""
+    kind = type(module)
+    passive = kind is nn.Identity or (kind in DROPS and not module.training)
+    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return x if passive and not watched else module(x)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visualtokens.ops import group_mean, kmeans, kmedoids
-from visualtokens.ops.kmedoids import medoids, products
-from visualtokens.ops.merge import match, merge_count
+from visualtokens.ops.k_medoids import medoids, products
+from visualtokens.ops.matching import match, merge_count
 from visualtokens.ops.seeds import top_k
 from visualtokens.reduce.attention import Evidence
 from visualtokens.reduce.state import Pooled

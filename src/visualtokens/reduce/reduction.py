@@ -14,10 +14,9 @@ from torch import nn
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.reduce import forward as passes
-from visualtokens.reduce.blocks import KINDS, BlockReduction, reduced_forward
+from visualtokens.reduce.blocks import KINDS, REPLACED, BlockReduction, check, reduced_forward, transformer
 from visualtokens.reduce.methods import ConvPool, Idle, Init, KMeans, KMedoids, Merge, Pool, Select, halved
 from visualtokens.reduce.schedule import Keep, Schedule
-from visualtokens.reduce.support import REPLACED, check, transformer
 
 Method = Literal[
     "kmeans",

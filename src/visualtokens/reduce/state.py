@@ -13,7 +13,7 @@ from torch import Tensor
 from visualtokens.errors import UserError
 from visualtokens.grouping import Grouping, Tap
 from visualtokens.ops import group_mean, take, ungroup
-from visualtokens.ops.kmedoids import cheapest
+from visualtokens.ops.k_medoids import cheapest
 
 
 class State(NamedTuple):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from visualtokens.data import BadImage, Share
@@ -118,3 +120,25 @@ class Task(ABC, Generic[E, J_co]):
 
     def to(self, device: torch.device) -> None:
         """Move whatever the loss needs besides the model, such as a teacher."""
+
+
+# What every evaluation does besides judging.
+
+
+def of_all_processes(total: Tensor) -> Tensor:
+    """The sum over the processes that train together, if there are several."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(total)
+    return total
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards every submodule has its own flag back."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in flags:
+            module.training = training

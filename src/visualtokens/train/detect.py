@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visualtokens.data.detection import open_detection
-from visualtokens.data.detection_sizes import Sizing
+from visualtokens.checkpoint import load_weights, read_config, require_task
+from visualtokens.data.detection import Sizing, open_detection
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.detect.create import DETECTORS, Detector, build
 from visualtokens.tasks.detect.task import Detect, rebuild
-from visualtokens.train.checkpoint import load_weights, read_config, require_task
-from visualtokens.train.config import TrainConfig
-from visualtokens.train.options import CLASSIFY_ONLY, backbone_args, refuse, shows_digits
-from visualtokens.train.start import start_dense
+from visualtokens.train.config import CLASSIFY_ONLY, TrainConfig, backbone_args, refuse, shows_digits
+from visualtokens.train.tasks import start_dense
 
 HEADS = (
     "_predictor.",

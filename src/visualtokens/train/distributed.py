@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -112,3 +115,76 @@ def _meet(backend: str) -> None:
     store, rank, size = next(rendezvous("env://"))
     fresh = dist.PrefixStore(f"restart_{restarts()}", store)
     dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)
+
+
+# Choosing where to compute.
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called ``name``; ``"auto"`` is the accelerator of this machine, or its CPU."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"unknown device {name!r}; choose auto, cpu, cuda, cuda:1 or mps") from error
+    if device.type == "cpu":
+        return device
+    if accelerator is None or accelerator.type != device.type:
+        has = "no accelerator" if accelerator is None else f"only {accelerator.type}"
+        raise UserError(f"device {name!r} is not available: this machine has {has}; use auto or cpu")
+    if device.index is not None and device.index >= torch.accelerator.device_count():
+        count = torch.accelerator.device_count()
+        raise UserError(f"device {name!r} does not exist: the last one is {device.type}:{count - 1}")
+    return device
+
+
+# Stopping a run from outside: the first signal asks, the second one ends the process.
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(Exception):
+    """Raised between two batches of an evaluation once a stop was asked for."""
+
+
+class Stop:
+    """Whether somebody asked this process to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def request(self, number: int, frame: FrameType | None = None) -> None:
+        """The signal handler. Gives the signals back to the system, so that the next one ends at once."""
+        self.signal = number
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+
+    def agree(self, signals: Iterable[float]) -> bool:
+        """Stop if one of the processes that train together was asked to; 0 stands for one that was not."""
+        asked = int(max(signals))
+        if asked and self.signal is None:
+            self.signal = asked
+        return bool(self)
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[Stop]:
+    """Turn SIGINT and SIGTERM into a request inside the block; the old handlers come back after it.
+
+    Only the main thread may set handlers; in another one the block never sees a request.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {each: signal.signal(each, stop.request) for each in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from visualtokens.checkpoint import write_atomically
 from visualtokens.errors import UserError
-from visualtokens.train.files import write_atomically
 
 LOG = "log.jsonl"  # one line per epoch
 STEPS = "steps.jsonl"  # one line every few steps

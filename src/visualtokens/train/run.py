@@ -5,25 +5,39 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from visualtokens.checkpoint import CannotSave, explain_failure
 from visualtokens.data import BadImage, BadImages
 from visualtokens.errors import UserError
 from visualtokens.tasks.task import Loading
 from visualtokens.train.config import TrainConfig
-from visualtokens.train.distributed import Team
-from visualtokens.train.epoch import EpochStats, train_epoch
-from visualtokens.train.files import CannotSave, explain_failure
-from visualtokens.train.folder import open_run, publish
+from visualtokens.train.distributed import (
+    Stop,
+    Stopped,
+    Team,
+    catch_signals,
+    join_team,
+    local_device,
+    pick_device,
+)
+from visualtokens.train.epoch import EpochStats, Progress, train_epoch
 from visualtokens.train.log import Log, forget_steps_after, open_sinks, write_history
-from visualtokens.train.progress import Progress
-from visualtokens.train.signals import Stop, Stopped
-from visualtokens.train.snapshot import State, load_snapshot, remove_old_snapshots, save_snapshot
+from visualtokens.train.snapshot import (
+    State,
+    load_snapshot,
+    open_run,
+    publish,
+    remove_old_snapshots,
+    save_snapshot,
+)
 from visualtokens.train.step import Diverged, Learner, Taken
 from visualtokens.train.tasks import open_task
 
@@ -263,3 +277,80 @@ class Run:
         if self.last is None:
             return "there is no snapshot yet"
         return f"the snapshot {self.last.name} is intact; make room, then go on with --resume auto"
+
+
+# The training run, from a configuration to a checkpoint.
+
+
+def train(config: TrainConfig, *, progress: bool | None = None) -> TrainResult:
+    """Train a model as the configuration says and leave it in ``config.out``.
+
+    Saves after every epoch, and more often if asked to. SIGINT and SIGTERM end the run after the current
+    step with all of it saved; the result then tells the signal. ``progress`` shows a bar; None shows it on
+    a terminal only. Seeds torch's global generator. Started by torchrun, several processes train together.
+    """
+    began = time.perf_counter()
+    device = local_device(pick_device(config.device))
+    with join_team(device) as team:
+        run = Run(config, device=device, team=team, progress=progress)
+        with catch_signals() as stop:
+            evaluation = run.go(stop)
+    return _result(run, evaluation, team, stop, seconds=time.perf_counter() - began)
+
+
+def _result(run: Run, evaluation: Any, team: Team, stop: Stop, *, seconds: float) -> TrainResult:
+    return TrainResult(
+        out=run.config.out,
+        classes=run.task.classes,
+        history=run.history,
+        score=run.task.score,
+        evaluation=evaluation,
+        seconds=seconds,
+        images_per_second=run.total.images_per_second,
+        data_wait=run.total.data_wait,
+        unreadable=run.bad_train.images + run.bad_val.images,
+        skipped=run.learner.skipped,
+        leads=team.leads,
+        signal=stop.signal,
+    )
+
+
+# What a training run hands back.
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The outcome of a run; the model itself is in the folder ``out``."""
+
+    out: str
+    classes: list[str]
+    history: list[dict[str, Any]]  # one record per whole epoch, as in log.jsonl
+    score: str  # the metric that decides which epoch was the best
+    evaluation: Any | None  # what the task found after the last whole epoch; None if there was none
+    seconds: float  # of this call, all included
+    images_per_second: float  # of the training steps of this call
+    data_wait: float  # share of their time in which the model waited for images
+    unreadable: tuple[BadImage, ...]  # each image that could not be read, once
+    skipped: int  # steps that were skipped because loss or gradient was not finite
+    leads: bool = True  # whether this process is the one of several that talks to people
+    signal: int | None = None  # what ended the run early
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """In validation, after the last whole epoch; empty if there is none."""
+        return self.evaluation.metrics if self.evaluation else {}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of a classifier."""
+        return self.metrics.get("accuracy")
+
+    @property
+    def confusion(self) -> Tensor | None:
+        """Of a classifier: ``(classes, classes)``, rows are the truth."""
+        return getattr(self.evaluation, "confusion", None)
+
+    @property
+    def best(self) -> float | None:
+        """The highest score of all epochs, which the model in ``out/best`` has."""
+        return max((record[f"val_{self.score}"] for record in self.history), default=None)

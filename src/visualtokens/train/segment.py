@@ -8,16 +8,15 @@ from typing import Any
 
 import timm
 
+from visualtokens.checkpoint import load_weights, read_config, require_task
 from visualtokens.data.segmentation import open_segmentation
 from visualtokens.data.segmentation_transforms import SegmentPreprocess, as_segment_augment
 from visualtokens.errors import unknown
 from visualtokens.tasks.segment import Inference, Segmenter, SegmentLoss
 from visualtokens.tasks.segment.create import build
 from visualtokens.tasks.segment.task import Segment, rebuild
-from visualtokens.train.checkpoint import load_weights, read_config, require_task
-from visualtokens.train.config import TrainConfig
-from visualtokens.train.options import CLASSIFY_ONLY, backbone_args, refuse, shows_digits
-from visualtokens.train.start import start_dense
+from visualtokens.train.config import CLASSIFY_ONLY, TrainConfig, backbone_args, refuse, shows_digits
+from visualtokens.train.tasks import start_dense
 
 
 def open_segment(config: TrainConfig) -> Segment:

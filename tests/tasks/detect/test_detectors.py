@@ -19,10 +19,10 @@ import visualtokens
 from tests.tasks.detect.conftest import CLASSES, NOTHING, TWO, image, target
 from visualtokens.bench import count_macs
 from visualtokens.errors import UserError
+from visualtokens.tasks.backbone import Backbone
 from visualtokens.tasks.detect import create
-from visualtokens.tasks.detect.backbone import PyramidBackbone
 from visualtokens.tasks.detect.create import DETECTORS
-from visualtokens.tasks.segment.backbone import Backbone
+from visualtokens.tasks.detect.detectors import PyramidBackbone
 
 every_detector = pytest.mark.parametrize("name", DETECTORS)
 

@@ -13,9 +13,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visualtokens.data import BadImage
-from visualtokens.data.detection import DetectionDataset, Objects, open_detection
-from visualtokens.data.detection_batch import DetectionBatch
-from visualtokens.data.detection_loader import create_detection_loader
+from visualtokens.data.detection import (
+    DetectionBatch,
+    DetectionDataset,
+    Objects,
+    create_detection_loader,
+    open_detection,
+)
 from visualtokens.errors import UserError
 from visualtokens.tasks.detect import Detections, draw, evaluate, predict
 from visualtokens.tasks.detect.detections import from_detector, to_target

@@ -5,7 +5,7 @@ import torch
 
 from tests.tasks.detect.conftest import TWO, image
 from visualtokens.errors import UserError
-from visualtokens.tasks.detect.images import FitImages
+from visualtokens.tasks.detect.detectors import FitImages
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)
 

@@ -11,7 +11,7 @@ import visualtokens
 from visualtokens import record_groupings
 from visualtokens.errors import UserError
 from visualtokens.tasks import segment
-from visualtokens.tasks.segment.backbone import Backbone
+from visualtokens.tasks.backbone import Backbone
 
 SMALL = {
     "fpn": dict(dim=16, width=8),

@@ -13,9 +13,7 @@ from visualtokens import record_groupings
 from visualtokens.bench import count_macs, count_parameters, macs_by_module
 from visualtokens.layers import TokenConv
 from visualtokens.tasks import segment
-from visualtokens.tasks.segment.fpn import FPN, SemanticHead
-from visualtokens.tasks.segment.upernet import BatchNorm, PyramidPooling, UperNet
-from visualtokens.tasks.segment.vt_fpn import VTFPN
+from visualtokens.tasks.segment.heads import FPN, VTFPN, BatchNorm, PyramidPooling, SemanticHead, UperNet
 
 from ...layers.helpers import assert_near, pixels, randomised, slow_pixel_conv, slow_token_conv, softmax
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from visualtokens.data.masks import read_mask
+from visualtokens.data.segmentation_transforms import read_mask
 from visualtokens.errors import UserError
 from visualtokens.tasks.segment import index_image, overlay, palette, save_prediction
 

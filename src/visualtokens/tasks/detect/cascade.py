@@ -10,11 +10,15 @@ from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_inference, maskrcnn_loss
 from torchvision.ops import clip_boxes_to_image, remove_small_boxes
 
-from visualtokens.tasks.detect.backbone import PyramidBackbone
-from visualtokens.tasks.detect.images import Detection
-from visualtokens.tasks.detect.options import DetectorOptions
-from visualtokens.tasks.detect.parts import fit_images, proposals, region_heads
-from visualtokens.tasks.segment.backbone import Backbone
+from visualtokens.tasks.backbone import Backbone
+from visualtokens.tasks.detect.detectors import (
+    Detection,
+    DetectorOptions,
+    PyramidBackbone,
+    fit_images,
+    proposals,
+    region_heads,
+)
 
 IOUS = (0.5, 0.6, 0.7)  # from which a region counts as an object, stage by stage
 BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))

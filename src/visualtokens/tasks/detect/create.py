@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from visualtokens.errors import UserError, unknown
+from visualtokens.tasks.backbone import Backbone, check_options
 from visualtokens.tasks.detect.cascade import CascadeMaskRCNN
-from visualtokens.tasks.detect.mask_rcnn import MaskRCNN
-from visualtokens.tasks.detect.options import DetectorOptions
-from visualtokens.tasks.detect.retinanet import RetinaNet
-from visualtokens.tasks.segment.backbone import Backbone, check_options
+from visualtokens.tasks.detect.detectors import DetectorOptions, MaskRCNN, RetinaNet
 
 Detector = MaskRCNN | CascadeMaskRCNN | RetinaNet
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import colorsys
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+from torch import Tensor, nn
+from torchvision.transforms.v2 import functional
 
-from visualtokens.data.detection import Objects
-from visualtokens.tasks.detect.images import Detection
+from visualtokens.data.detection import Objects, to_floats
+from visualtokens.errors import UserError
+from visualtokens.tasks.detect.detectors import Detection
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,3 +63,124 @@ def to_target(objects: Objects) -> Detection:
     if objects.masks is not None:
         target["masks"] = objects.masks.to(torch.uint8)
     return target
+
+
+# What a detector sees on one image.
+
+
+def predict(model: nn.Module, image: Image.Image, *, score: float = 0.5) -> Detections:
+    """The objects on an RGB image that the detector is sure enough about, on the device it is on."""
+    if not 0 <= score <= 1:
+        raise UserError(f"score={score} is not between 0 and 1")
+    if model.training:
+        raise UserError("the detector is in training mode; call model.eval() first")
+    pixels = functional.pil_to_tensor(image.convert("RGB")).to(next(model.parameters()).device)
+    with torch.inference_mode():
+        return from_detector(model([to_floats(pixels)])[0]).above(score)
+
+
+# Detections on the image they were found on.
+
+READABLE = 480  # short side from which on labels can be read; smaller images are enlarged
+TURN = (math.sqrt(5) - 1) / 2  # of the colour circle from one class to the next: neighbours differ most
+TINT = 0.45  # of a mask
+RGB = tuple[int, int, int]
+Rectangle = tuple[float, float, float, float]
+
+
+def draw(image: Image.Image, detections: Detections, classes: Sequence[str]) -> Image.Image:
+    """A copy of the image with the mask, box, class and score of every detection, a colour per class.
+
+    A small image is enlarged, by a whole factor, so that the labels can be read.
+    """
+    factor = max(1, math.ceil(READABLE / min(image.size)))
+    size = (image.width * factor, image.height * factor)
+    picture = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    colours = [_colour(label) for label in detections.labels.tolist()]
+    order = range(len(detections) - 1, -1, -1)  # the surest on top
+    if detections.masks is not None:
+        for i in order:
+            _tint(picture, detections.masks[i].numpy(), colours[i])
+    pen = ImageDraw.Draw(picture)
+    boxes = (detections.boxes * factor).tolist()
+    width = max(2, round(min(size) / 300))
+    for i in order:
+        pen.rectangle(_inside(boxes[i], size), outline=colours[i], width=width)
+    font = ImageFont.load_default(max(13, round(min(size) / 40)))
+    taken: list[Rectangle] = []
+    for i, (label, score) in enumerate(
+        zip(detections.labels.tolist(), detections.scores.tolist(), strict=True)
+    ):
+        _write(pen, f"{classes[label]} {score:.2f}", boxes[i], colours[i], font, size, taken)
+    return picture
+
+
+def truth(boxes: torch.Tensor, labels: torch.Tensor, masks: torch.Tensor | None) -> Detections:
+    """Annotated objects as if they had been found, to be drawn beside what was."""
+    return Detections(boxes, labels, torch.ones(len(labels)), masks)
+
+
+def _colour(label: int) -> RGB:
+    red, green, blue = colorsys.hsv_to_rgb(label * TURN % 1, 0.75, 0.95)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _tint(picture: Image.Image, mask: np.ndarray, colour: RGB) -> None:
+    """Colour the pixels of a mask, its outline fully."""
+    shape = Image.fromarray(mask.astype(np.uint8) * 255).resize(picture.size, Image.Resampling.BILINEAR)
+    shape = shape.point(lambda value: 255 if value >= 128 else 0)
+    outline = np.asarray(shape.filter(ImageFilter.MaxFilter(3))) != np.asarray(
+        shape.filter(ImageFilter.MinFilter(3))
+    )
+    strength = np.asarray(shape, np.float32) * TINT
+    strength[outline] = 255
+    picture.paste(colour, mask=Image.fromarray(strength.astype(np.uint8)))
+
+
+def _inside(box: Sequence[float], size: tuple[int, int]) -> Rectangle:
+    """The box, of at least one pixel, where it can be drawn."""
+    left, right = (min(max(x, 0), size[0] - 1) for x in (box[0], box[2]))
+    top, bottom = (min(max(y, 0), size[1] - 1) for y in (box[1], box[3]))
+    return left, top, max(left, right), max(top, bottom)
+
+
+def _write(
+    pen: ImageDraw.ImageDraw,
+    text: str,
+    box: Sequence[float],
+    colour: RGB,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    size: tuple[int, int],
+    taken: list[Rectangle],
+) -> None:
+    """A label at the box, where it covers no other label if there is such a place."""
+    left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+    pad = 3
+    width, height = right - left + 2 * pad, bottom - top + 2 * pad
+    corners = [
+        (box[0], box[1] - height),
+        (box[0], box[1]),
+        (box[0], box[3]),
+        (box[2] - width, box[3] - height),
+        (box[2] - width, box[1]),
+    ]
+    places = [_place(corner, (width, height), size) for corner in corners]
+    free = (place for place in places if not any(_overlap(place, other) for other in taken))
+    place = next(free, places[0])
+    taken.append(place)
+    pen.rectangle(place, fill=colour)
+    bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 128
+    pen.text(
+        (place[0] + pad - left, place[1] + pad - top), text, fill="black" if bright else "white", font=font
+    )
+
+
+def _place(corner: tuple[float, float], label: tuple[float, float], size: tuple[int, int]) -> Rectangle:
+    """A label with its left top corner there, moved so that it lies on the picture."""
+    x = max(0, min(corner[0], size[0] - label[0]))
+    y = max(0, min(corner[1], size[1] - label[1]))
+    return x, y, x + label[0], y + label[1]
+
+
+def _overlap(a: Rectangle, b: Rectangle) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -9,10 +9,13 @@ import numpy as np
 from torch import nn
 
 from visualtokens.data import Loader
-from visualtokens.data.detection import DetectionDataset
-from visualtokens.data.detection_batch import DetectionBatch
-from visualtokens.data.detection_loader import create_detection_loader
-from visualtokens.data.detection_sizes import Sizing, to_floats
+from visualtokens.data.detection import (
+    DetectionBatch,
+    DetectionDataset,
+    Sizing,
+    create_detection_loader,
+    to_floats,
+)
 from visualtokens.errors import UserError
 from visualtokens.tasks.detect.create import Detector, build
 from visualtokens.tasks.detect.detections import to_target

@@ -1,12 +1,9 @@
 """One class per pixel: heads, losses, metrics, inference and pictures. Also as ``visualtokens.segment``."""
 
-from visualtokens.tasks.segment.create import create
-from visualtokens.tasks.segment.evaluate import evaluate
+from visualtokens.tasks.segment.create import Segmenter, create
+from visualtokens.tasks.segment.evaluate import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference, predict
-from visualtokens.tasks.segment.loss import SegmentLoss, loss_of
-from visualtokens.tasks.segment.metrics import SegmentEvaluation
 from visualtokens.tasks.segment.overlay import index_image, overlay, palette, save_prediction
-from visualtokens.tasks.segment.segmenter import Segmenter
 
 __all__ = [
     "Inference",

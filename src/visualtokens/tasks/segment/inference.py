@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from visualtokens.data.segmentation import mirrored_classes
 from visualtokens.data.segmentation_transforms import SegmentPreprocess
 from visualtokens.errors import UserError
-from visualtokens.tasks.segment.fpn import resize
+from visualtokens.tasks.segment.heads import resize
 
 STRIP = 8_000_000  # probabilities that are worked out at once
 

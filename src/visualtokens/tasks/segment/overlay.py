@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from visualtokens.data.masks import IGNORE
+from visualtokens.data.segmentation_transforms import IGNORE
 from visualtokens.errors import UserError
 
 STRENGTH = 0.55  # how much of a pixel is the colour of its class; the rest is the photo

@@ -11,17 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from visualtokens.data import Loader
-from visualtokens.data.masks import IGNORE
 from visualtokens.data.segmentation import SegmentationDataset
 from visualtokens.data.segmentation_loader import SegmentBatch, create_segment_loader
-from visualtokens.data.segmentation_transforms import SegmentAugment, SegmentPreprocess
+from visualtokens.data.segmentation_transforms import IGNORE, SegmentAugment, SegmentPreprocess
 from visualtokens.errors import UserError
-from visualtokens.tasks.segment.create import build
-from visualtokens.tasks.segment.evaluate import evaluate
+from visualtokens.tasks.segment.create import Segmenter, build
+from visualtokens.tasks.segment.evaluate import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference
-from visualtokens.tasks.segment.loss import SegmentLoss, loss_of
-from visualtokens.tasks.segment.metrics import SegmentEvaluation
-from visualtokens.tasks.segment.segmenter import Segmenter
 from visualtokens.tasks.task import Loading, Loss, Task
 
 FIRST_WEIGHTS = "pretrained"  # fetches a file: where a model starts is no part of it
