@@ -1,10 +1,10 @@
 # Two commands on a machine with python3, pip and make:
-#   make demo   train, evaluate and explain a small model on real digits; writes demo/report.html
-#   make test   install what is missing, then run the tests
+#   make demo   train, evaluate and explain a small model on handwritten digits; writes demo/report.html
+#   make test   install the dependencies and run the tests; under 10 minutes on two cores
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The stamp is newer than the files that decide what is installed, so a second run installs nothing.
+# Newer than the files that list the dependencies, so a second run installs nothing.
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test test-all test-cpus lint format bench clean
@@ -21,25 +21,24 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(PYTEST)
 
-# The numerical tests again with the kernels that the libraries choose on other processors.
-# CPU="avx2 threads-3" runs some of the combinations.
+# The numerical tests with the kernels that the libraries choose on other processors.
+# CPU="avx2 threads-3" selects combinations.
 test-cpus: $(STAMP)
 	$(BIN)/python -m tests.cpu_matrix $(CPU) --numprocesses 2
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks docs
+	$(BIN)/ruff format src tests benchmarks docs
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_ops.py --save results/bench_ops.json
 
-# Gigabytes are downloaded, and a connection may break: a new pip goes on where it stopped, and if that
-# is not enough, we ask again.
+# Gigabytes are downloaded over connections that may break: a new pip resumes, and the retries do the rest.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RETRY := retry() { "$$@" || { sleep 5; "$$@"; } || { sleep 30; "$$@"; }; }; retry
 

@@ -1,10 +1,10 @@
-"""What explaining one image costs, beside the bare forward passes over its masked copies.
+"""The cost of explaining one image, relative to the forward passes over its masked copies.
 
     python benchmarks/bench_explain.py [--save results/bench_explain.json]
 
-An explanation at 224² with 49 clusters looks at the image once and at 49 masked copies of it. The copies are
-made before the clock starts for the bare forward, and go through the model in the same batches of 16, or all
-at once. Explaining starts from the photo: preparing, masking, ranking and the maps are part of it.
+An explanation at 224² with 49 clusters runs the model on the image and on 49 masked copies. For the plain
+forward passes the copies are made beforehand and run in the same batches of 16, or all at once. Explaining
+starts from the photo and includes preprocessing, masking and ranking.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from visualtokens.explain.explainer import prepare
 from visualtokens.explain.importance import mask, normalise
 from visualtokens.grouping import record_groupings
 
-MODELS = ("paca_vit_b0",)  # the cheapest with 49 clusters, beside which all else weighs most
-AT_MOST = 1.2
+MODELS = ("paca_vit_b0",)  # the cheapest model with 49 clusters: the overhead is largest
+MAX_COST = 1.2
 BATCH = 16
 
 
@@ -38,21 +38,23 @@ def photo() -> Image.Image:
 
 
 def masked_copies(model: nn.Module, image: Image.Image) -> Tensor:
-    """``(K, 3, H, W)``: what an explanation of the last grouping shows to the model."""
-    given = prepare(model, image, None)
+    """``(K, 3, H, W)``: the masked copies of an explanation of the last grouping."""
+    inputs = prepare(model, image, None)
     with torch.no_grad(), record_groupings(model) as groupings:
-        model(given.x.unsqueeze(0))
+        model(inputs.x.unsqueeze(0))
     maps = list(groupings.values())[-1].maps()[0]
-    return mask(given.x, given.black, normalise(maps))
+    return mask(inputs.x, inputs.black, normalise(maps))
 
 
 def forward(model: nn.Module, copies: Tensor, batch: int) -> None:
+    """Run the model on the copies in batches."""
     with torch.no_grad():
         for part in copies.split(batch):
             model(part)
 
 
 def cost(name: str, rounds: int) -> dict[str, Any]:
+    """The time of explaining relative to plain forward passes, interleaved."""
     torch.manual_seed(0)
     model, image = visualtokens.create_model(name).eval(), photo()
     copies = masked_copies(model, image)
@@ -62,25 +64,25 @@ def cost(name: str, rounds: int) -> dict[str, Any]:
         "forward, all at once": lambda: forward(model, copies, len(copies)),
     }
     timings = interleave(candidates, rounds=rounds)
-    rivals = {}
-    for rival in timings.names[1:]:
-        ratio = timings.ratio(rival)  # how many times as fast as explaining
-        rivals[rival] = {"cost": ratio.median, "interval": [ratio.low, ratio.high]}
+    costs = {}
+    for baseline in timings.names[1:]:
+        ratio = timings.ratio(baseline)  # speed relative to explaining
+        costs[baseline] = {"cost": ratio.median, "interval": [ratio.low, ratio.high]}
     return {
         "model": name,
         "clusters": len(copies),
         "size": list(copies.shape[2:]),
         "seconds": {n: timings.rate(n).median ** -1 for n in timings.names},
-        "cost_of_explaining": rivals,
-        "at_most": AT_MOST,
-        "met": all(rival["cost"] <= AT_MOST for rival in rivals.values()),
+        "cost_of_explaining": costs,
+        "at_most": MAX_COST,
+        "met": all(one["cost"] <= MAX_COST for one in costs.values()),
         "quiet": timings.quiet,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", type=Path, help="write the result here as JSON")
+    parser.add_argument("--save", type=Path, help="JSON file for the result")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     options = parser.parse_args()
@@ -88,9 +90,9 @@ def main() -> None:
     for name in options.models:
         row = cost(name, options.rounds)
         rows.append(row)
-        for rival, found in row["cost_of_explaining"].items():
-            spread = "({:.2f}–{:.2f})".format(*found["interval"])
-            print(f"{name:12s} explaining costs {found['cost']:.2f}× {spread} {rival}", flush=True)
+        for baseline, found in row["cost_of_explaining"].items():
+            interval = "({:.2f}–{:.2f})".format(*found["interval"])
+            print(f"{name:12s} explain: {found['cost']:.2f}× {interval} {baseline}", flush=True)
     result = {
         "command": f"python benchmarks/bench_explain.py --rounds {options.rounds} --save {options.save}",
         "machine": machine(),

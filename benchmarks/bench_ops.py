@@ -2,11 +2,11 @@
 
     python benchmarks/bench_ops.py [--save results/bench_ops.json]
 
-All make the same number of updates, and all but "k-means++" start from the same tokens. "Straightforward"
-is what the equations say when they are typed in: distances anew in every iteration, one-hot products for
-the sums. Its k-medoids breaks ties by the rounding of ``torch.cdist``, ours by the lowest index; in clusters
-of two tokens every choice is a tie, so the two walk to different optima. "Exact" is the straightforward one
-with distances that do not round (slow, so not timed): it must find what ours finds.
+All candidates make the same number of updates, and all but "k-means++" start from the same tokens.
+"Straightforward" follows the equations literally: new distances in each iteration, one-hot products for the
+sums. Its k-medoids breaks ties by the rounding of ``torch.cdist``, ours by the lowest index. In clusters of
+two tokens every choice is a tie, so the two reach different optima. "Exact" is the straightforward form with
+exact distances (slow, so not timed); it must reach the objective of ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from visualtokens.bench import interleave, machine, peak_memory
 from visualtokens.ops import kmeans, kmedoids
 
 ITERATIONS = 3
-CDIST = "use_mm_for_euclid_dist_if_necessary"  # torch's default: fast, but it rounds
+CDIST = "use_mm_for_euclid_dist_if_necessary"  # torch's default: fast, with rounding errors
 SETTINGS = [  # batch, N, K, C
     (32, 196, 98, 384),
     (2, 3136, 196, 384),
@@ -36,19 +36,19 @@ SETTINGS = [  # batch, N, K, C
 
 
 def sklearn_loop(x: Tensor, k: int) -> Tensor:
-    """scikit-learn's Lloyd iterations, image by image, from the given start."""
+    """scikit-learn's Lloyd iterations, image by image, from the given initial centres."""
     return torch.stack([_sklearn(image, k, image[:k]) for image in x.numpy()])
 
 
 def sklearn_plus_plus(x: Tensor, k: int) -> Tensor:
-    """The same as it is usually called: with scikit-learn's own choice of the start."""
+    """The same from scikit-learn's default initial centres."""
     return torch.stack([_sklearn(image, k, "k-means++") for image in x.numpy()])
 
 
 def _sklearn(image: NDArray[np.float32], k: int, init: NDArray[np.float32] | str) -> Tensor:
     model = KMeans(k, init=init, n_init=1, max_iter=ITERATIONS, tol=0, algorithm="lloyd", random_state=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # three updates are not meant to converge
+        warnings.simplefilter("ignore", ConvergenceWarning)  # three updates need not converge
         return torch.from_numpy(model.fit(image).cluster_centers_)
 
 
@@ -69,7 +69,7 @@ def straightforward_kmedoids(x: Tensor, k: int, mode: str = CDIST) -> Tensor:
         nearest = torch.cdist(x, centres, compute_mode=mode).argmin(2)  # (B, N)
         members = F.one_hot(nearest, k).to(x.dtype)  # (B, N, K)
         distance = torch.cdist(x, x, compute_mode=mode).square()  # (B, N, N)
-        cost = distance @ members  # (B, N, K): of token i as the medoid of cluster j
+        cost = distance @ members  # (B, N, K): cost of token i as the medoid of cluster j
         medoids = cost.masked_fill(members == 0, torch.inf).argmin(1)  # (B, K)
     centres = x.gather(1, medoids.unsqueeze(2).expand(-1, -1, x.shape[2]))
     torch.cdist(x, centres).argmin(2)
@@ -100,7 +100,7 @@ METHODS = {
 
 
 def tokens(batch: int, n: int, c: int) -> Tensor:
-    """Tokens that do cluster, as a network's do: noise around 64 prototypes."""
+    """Clustered tokens, as in a network: noise around 64 prototypes, ``(B, N, C)``."""
     generator = torch.Generator().manual_seed(0)
     prototypes = torch.randn(64, c, generator=generator)
     kind = torch.randint(0, 64, (batch, n), generator=generator)
@@ -108,7 +108,7 @@ def tokens(batch: int, n: int, c: int) -> Tensor:
 
 
 def objective(x: Tensor, centres: Tensor) -> float:
-    """Token Pooling Eq. 13, without weights."""
+    """Token Pooling Eq. 13 without weights, summed over the batch."""
     return torch.cdist(x.double(), centres.double()).square().amin(2).sum().item()
 
 
@@ -140,7 +140,7 @@ def measure(batch: int, n: int, k: int, c: int, rounds: int) -> dict[str, object
 
 
 def memory_growth() -> dict[str, list[float]]:
-    """Peak bytes per B·N² of our k-medoids, and per B·N·K of our k-means, as N grows."""
+    """Peak bytes per B·N² of our k-medoids and k-means, for growing N."""
     sizes = [196, 392, 784, 1568]
     growth: dict[str, list[float]] = {
         "N": list(map(float, sizes)),
@@ -158,7 +158,7 @@ def memory_growth() -> dict[str, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", type=Path, help="write the result here as JSON")
+    parser.add_argument("--save", type=Path, help="JSON file for the results")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     result = {

@@ -2,10 +2,9 @@
 
     python benchmarks/bench_paca.py [--save results/bench_paca.json]
 
-Speed is eager, in inference mode, all candidates of a setting in one interleaved run. Memory is the peak
-above weights and input. The transcription is what a reader of the paper would write first: every block goes
-to a contiguous map and back for each convolution, and attention is ``nn.MultiheadAttention`` with its
-weights.
+Speed is eager, in inference mode, with all candidates of a setting interleaved in one run. Memory is the peak
+above weights and input. The transcription is a direct implementation of the paper: every block converts to a
+contiguous map and back for each convolution, and attention is ``nn.MultiheadAttention`` with its weights.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ import visualtokens
 from visualtokens.bench import Candidate, Spread, compare, machine, peak_memory
 from visualtokens.models.paca_vit import Block, PaCaViT, Stage
 
-RIVAL, OURS = "pvt_v2_b2", "paca_vit_b2"
-SPEED = [  # height, width, batch, at least so many times as fast as the rival
+BASELINE, OURS = "pvt_v2_b2", "paca_vit_b2"
+SPEED = [  # height, width, batch, least speed-up over the baseline
     (224, 224, 8, 1.0),
     (224, 224, 1, 1.25),
     (640, 640, 2, 1.15),
     (1280, 800, 1, 2.0),
 ]
-INFERENCE_MEMORY = 0.8  # at most this much of the rival's, at the two large sizes
-TRAINING_MEMORY = {"fused": 1.0, "unfused": 0.6}  # attention of the rival; at most this much of it
+INFERENCE_MEMORY = 0.8  # × the baseline's at most, at the two large sizes
+TRAINING_MEMORY = {"fused": 1.0, "unfused": 0.6}  # × the baseline's at most, by its attention
 LARGE = [(640, 640), (1280, 800)]
 TRANSCRIBED = {"paca_vit_tiny": 1.5, "paca_vit_small": 1.5}
 
@@ -42,9 +41,9 @@ Row = dict[str, Any]
 
 
 def speed(rounds: int) -> Iterator[Row]:
-    """Images per second, and what inference takes of memory."""
+    """Measures images per second and the peak memory of inference."""
     for height, width, batch, target in SPEED:
-        result = compare([RIVAL], against=[OURS], size=(height, width), batch=batch, rounds=rounds)
+        result = compare([BASELINE], against=[OURS], size=(height, width), batch=batch, rounds=rounds)
         ours = result.rows[1]
         about = {"height": height, "width": width, "batch": batch, "quiet": result.noisy == 0}
         rates = {row.name: row.images_per_second.median for row in result.rows}
@@ -55,11 +54,11 @@ def speed(rounds: int) -> Iterator[Row]:
 
 
 def smaller(rounds: int) -> Iterator[Row]:
-    """The smaller sizes of both families, without a target."""
+    """Measures the smaller sizes of both families, without a target."""
     for size in ("b0", "b1"):
         for height, width, batch, _ in SPEED:
-            rival, ours = f"pvt_v2_{size}", f"paca_vit_{size}"
-            result = compare([rival], against=[ours], size=(height, width), batch=batch, rounds=rounds)
+            baseline, ours = f"pvt_v2_{size}", f"paca_vit_{size}"
+            result = compare([baseline], against=[ours], size=(height, width), batch=batch, rounds=rounds)
             about = {"model": ours, "height": height, "width": width, "batch": batch}
             about["quiet"] = result.noisy == 0
             about["images_per_second"] = {row.name: row.images_per_second.median for row in result.rows}
@@ -68,14 +67,14 @@ def smaller(rounds: int) -> Iterator[Row]:
 
 
 def training_memory() -> Iterator[Row]:
-    """Forward and backward of one image; the rival with torch's fused attention, and without."""
+    """Measures forward and backward of one image; the baseline with and without fused attention."""
     for height, width in LARGE:
         ours = training_peak(visualtokens.create_model(OURS), height, width)
         for attention, target in TRAINING_MEMORY.items():
             with fused_attention(attention == "fused"):
-                rival = training_peak(visualtokens.create_model(RIVAL), height, width)
-            peaks = {RIVAL: rival, OURS: ours}
-            about = {"height": height, "width": width, "batch": 1, "rival": f"{attention} attention"}
+                baseline = training_peak(visualtokens.create_model(BASELINE), height, width)
+            peaks = {BASELINE: baseline, OURS: ours}
+            about = {"height": height, "width": width, "batch": 1, "baseline": f"{attention} attention"}
             yield at_most("training memory", about | {"peak_bytes": peaks}, peaks, target)
 
 
@@ -87,7 +86,7 @@ def training_peak(model: nn.Module, height: int, width: int) -> int:
 
 @contextmanager
 def fused_attention(enable: bool) -> Iterator[None]:
-    """timm reads this switch when a model is created."""
+    """Sets timm's switch, which models read when they are created."""
     before = use_fused_attn()
     set_fused_attn(enable)
     try:
@@ -97,16 +96,18 @@ def fused_attention(enable: bool) -> Iterator[None]:
 
 
 def transcriptions(rounds: int) -> Iterator[Row]:
-    """The released models against their transcription, with the same weights."""
+    """Measures the released models against their transcription, with the same weights."""
     for name, target in TRANSCRIBED.items():
         model = visualtokens.create_model(name).eval()
-        rival = Transcription(model).eval()
+        transcription = Transcription(model).eval()
         images = torch.randn(8, 3, 224, 224)
         with torch.inference_mode():
-            difference = (model(images) - rival(images)).abs().max().item()
+            difference = (model(images) - transcription(images)).abs().max().item()
         if difference > 1e-4:
             raise SystemExit(f"{name} and its transcription differ by {difference:.1e}")
-        result = compare([Candidate("transcription", rival)], against=[Candidate(name, model)], rounds=rounds)
+        result = compare(
+            [Candidate("transcription", transcription)], against=[Candidate(name, model)], rounds=rounds
+        )
         rates = {row.name: row.images_per_second.median for row in result.rows}
         about = {"model": name, "height": 224, "width": 224, "batch": 8, "quiet": result.noisy == 0}
         about |= {"difference": difference, "images_per_second": rates}
@@ -119,12 +120,12 @@ def at_least(what: str, about: Row, ratio: Spread, target: float | None) -> Row:
 
 
 def at_most(what: str, about: Row, peaks: dict[str, int], target: float) -> Row:
-    ratio = peaks[OURS] / peaks[RIVAL]
+    ratio = peaks[OURS] / peaks[BASELINE]
     return {"what": what, **about, "ratio": ratio, "at_most": target, "met": ratio <= target}
 
 
 class Transcription(nn.Module):
-    """PaCa-ViT as released, module by module, on contiguous maps ``(B, C, H, W)``."""
+    """The released PaCa-ViT, module by module, on contiguous maps ``(B, C, H, W)``."""
 
     def __init__(self, model: PaCaViT) -> None:
         super().__init__()
@@ -206,7 +207,7 @@ def to_map(tokens: Tensor, like: Tensor) -> Tensor:
 
 def line(row: Row) -> str:
     where = f"{row['height']}×{row['width']}, batch {row['batch']}"
-    about = ", ".join(filter(None, [row.get("model"), where, row.get("rival")]))
+    about = ", ".join(filter(None, [row.get("model"), where, row.get("baseline")]))
     target = next(
         (f"{key.replace('_', ' ')} {row[key]:g}" for key in ("at_least", "at_most") if key in row), ""
     )
@@ -236,7 +237,7 @@ def main() -> None:
     result = {
         "command": "python benchmarks/bench_paca.py --save results/bench_paca.json",
         "machine": machine(),
-        "models": {"rival": RIVAL, "ours": OURS},
+        "models": {"baseline": BASELINE, "ours": OURS},
         "rows": rows,
     }
     if options.save:

@@ -1,9 +1,9 @@
-"""Token reduction against the plain model, interleaved in one run: images/s, and what pooling takes of them.
+"""Speed of token reduction against the plain model, interleaved in one run, and the share of time in pooling.
 
     python benchmarks/bench_reduce.py --save results/bench_reduce.json
 
-DeiT-S at 224², batch 8 and 1, each in a process of its own; two of them also under ``torch.compile``,
-against the plain model under it. Targets: at the schedule deit_small/3 (2.3 of 4.6 GMACs) at least 1.7 times
+DeiT-S at 224², batch 8 and 1, each candidate in its own process; two of them also under ``torch.compile``,
+against the compiled plain model. Targets: at the schedule deit_small/3 (2.3 of 4.6 GMACs) at least 1.7 times
 the images/s at batch 8 and 1.4 times at batch 1, at most 8 % of the forward pass in the pooling at batch 8,
 and deit_small/0 not slower than the plain model by more than 3 %.
 """
@@ -42,7 +42,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "weighted_kmedoids, deit_small/0": dict(method="weighted_kmedoids", keep="deit_small/0"),
 }
 COMPILED = (PLAIN, "weighted_kmedoids", "weighted_kmedoids, deit_small/0")
-PASSES = 15  # for the share of the pooling
+PASSES = 15  # to measure the share of pooling
 
 
 def runner(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
@@ -54,7 +54,7 @@ def runner(model: nn.Module, images: Tensor) -> Callable[[], Tensor]:
 
 
 def pooling_share(model: nn.Module, images: Tensor) -> float:
-    """The share of a forward pass that is spent inside the pools; the median over some passes."""
+    """The share of a forward pass spent in the pools: the median over ``PASSES`` passes."""
     spent: list[float] = []
     pools = [m for m in model.modules() if isinstance(m, Pool)]
     handles = [p.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter())) for p in pools]
@@ -71,7 +71,7 @@ def pooling_share(model: nn.Module, images: Tensor) -> float:
 
 
 def make(name: str, batch: int, compiled: bool) -> Callable[[], Tensor]:
-    """The pass of one candidate over the same images as the others."""
+    """The forward pass of one candidate; all candidates get the same images."""
     model, images = candidate(name, batch)
     return runner(torch.compile(model, dynamic=False) if compiled else model, images)
 

@@ -2,11 +2,11 @@
 
     python benchmarks/bench_stvit.py [--save results/bench_stvit.json]
 
-The transcription is what a reader of the paper's Algorithm 1 would write first: contiguous maps
-``(B, C, H, W)``, ``F.unfold`` and ``F.fold`` for the neighbours, attention as two products around a softmax.
-It has the weights of our model and gives the same answer. All candidates of a setting take turns in one run,
-each in a process of its own, in inference mode; "compiled" is the fused model under ``torch.compile``. Memory
-is the peak above weights and input.
+The transcription is a direct implementation of the paper's Algorithm 1: contiguous maps ``(B, C, H, W)``,
+``F.unfold`` and ``F.fold`` for the neighbours, attention as two matrix products around a softmax. It has the
+weights and the outputs of our model. All candidates of a setting are interleaved in one run, each in its own
+process, in inference mode; "compiled" is the fused model under ``torch.compile``. Memory is the peak above
+weights and input.
 """
 
 from __future__ import annotations
@@ -32,37 +32,40 @@ from visualtokens.models.stvit import Block, Stage, STViT
 TRANSCRIPTION, PLAIN, FUSED, COMPILED = "transcription", "stvit_small", "fused", "fused and compiled"
 DEIT, SWIN = "deit_small_patch16_224", "swin_tiny_patch4_window7_224"
 NAMES = (TRANSCRIPTION, PLAIN, FUSED, COMPILED, DEIT, SWIN)
-AT_LEAST = {PLAIN: 1.4, FUSED: 1.7, COMPILED: 2.1}  # times the transcription's images/s, at batch 8
-AGAINST_DEIT = 0.85  # of its images/s at 224², batch 8, compiled
-MEMORY = 0.6  # of the transcription's
+AT_LEAST = {PLAIN: 1.4, FUSED: 1.7, COMPILED: 2.1}  # × the transcription's images/s, at batch 8
+AGAINST_DEIT = 0.85  # × DeiT-S's images/s at 224², batch 8, compiled
+MEMORY = 0.6  # × the transcription's peak
 LARGE, LARGE_BYTES = 1024, 500e6
 
 Row = dict[str, Any]
 
 
 def speed(size: int, batch: int, rounds: int) -> Iterator[Row]:
+    """Measures speed and peak memory of all candidates."""
     runs = {name: OwnProcess(functools.partial(make, name, size, batch)) for name in NAMES}
     timings = in_turns(runs, rounds=rounds)
-    peaks = {name: run.peak_memory() for name, run in runs.items()}  # after: the profiler leaves its marks
+    peaks = {
+        name: run.peak_memory() for name, run in runs.items()
+    }  # last, because the profiler slows later runs
     rates = {name: timings.rate(name, batch).median for name in NAMES}
     for name in NAMES:
         ratio = timings.ratio(name)
-        found: Row = {"what": name, "size": size, "batch": batch, "quiet": timings.quiet}
-        found |= {"images_per_second": rates[name], "peak_bytes": peaks[name]}
-        found |= {"ratio": ratio.median, "interval": [ratio.low, ratio.high]}
-        found["memory_ratio"] = peaks[name] / peaks[TRANSCRIPTION]
-        found["of_deit"] = rates[name] / rates[DEIT]
+        row: Row = {"what": name, "size": size, "batch": batch, "quiet": timings.quiet}
+        row |= {"images_per_second": rates[name], "peak_bytes": peaks[name]}
+        row |= {"ratio": ratio.median, "interval": [ratio.low, ratio.high]}
+        row["memory_ratio"] = peaks[name] / peaks[TRANSCRIPTION]
+        row["of_deit"] = rates[name] / rates[DEIT]
         if name in AT_LEAST:
-            found["memory_met"] = found["memory_ratio"] <= MEMORY
+            row["memory_met"] = row["memory_ratio"] <= MEMORY
             if batch == 8:
-                found |= {"at_least": AT_LEAST[name], "met": ratio.median >= AT_LEAST[name]}
+                row |= {"at_least": AT_LEAST[name], "met": ratio.median >= AT_LEAST[name]}
         if name == COMPILED and (size, batch) == (224, 8):
-            found["of_deit_met"] = found["of_deit"] >= AGAINST_DEIT
-        yield found
+            row["of_deit_met"] = row["of_deit"] >= AGAINST_DEIT
+        yield row
 
 
 def make(name: str, size: int, batch: int) -> Callable[[], object]:
-    """The pass of one candidate over the same images as the others."""
+    """Returns the forward pass of one candidate; all candidates get the same images."""
     torch.manual_seed(0)
     images = torch.randn(batch, 3, size, size)
     if name in (DEIT, SWIN):
@@ -74,7 +77,7 @@ def make(name: str, size: int, batch: int) -> Callable[[], object]:
     transcription = Transcription(ours).eval()
     if name == TRANSCRIPTION:
         return lambda: transcription(images)
-    fused = visualtokens.surgery(copy.deepcopy(ours))
+    fused = visualtokens.fuse(copy.deepcopy(ours))
     if name == FUSED:
         return lambda: fused(images)
     compiled = torch.compile(fused, dynamic=False)
@@ -82,16 +85,19 @@ def make(name: str, size: int, batch: int) -> Callable[[], object]:
 
 
 def check_same(size: int) -> None:
-    """All candidates that compute the same give the same."""
+    """Exits if the outputs of the STViT candidates differ."""
     with torch.inference_mode():
         reference, *others = (make(name, size, 1)() for name in (TRANSCRIPTION, PLAIN, FUSED, COMPILED))
     for other in others:
         difference = (other - reference).abs().max().item()
         if difference > 1e-4:
-            raise SystemExit(f"a candidate and the transcription differ by {difference:.1e}")
+            raise SystemExit(
+                f"the outputs of a candidate and of the transcription differ by {difference:.1e}"
+            )
 
 
 def large() -> Row:
+    """Measures the peak memory for one image of 1024×1024."""
     model = visualtokens.create_model("stvit_small").eval()
     images = torch.randn(1, 3, LARGE, LARGE)
     with torch.inference_mode():
@@ -101,7 +107,7 @@ def large() -> Row:
 
 
 class Transcription(nn.Module):
-    """STViT by its equations, on contiguous maps."""
+    """STViT as its equations are written, on contiguous maps."""
 
     def __init__(self, model: STViT) -> None:
         super().__init__()
@@ -173,7 +179,7 @@ class TranscribedBlock(nn.Module):
 
 
 def around(supers: Tensor) -> Tensor:
-    """The nine neighbours of each super token: ``(B, C, p, q)`` to ``(B, K, C, 9)``."""
+    """Returns the nine neighbours of each super token: ``(B, C, p, q)`` to ``(B, K, C, 9)``."""
     b, c, p, q = supers.shape
     return F.unfold(supers, 3, padding=1).mT.reshape(b, p * q, c, 9)
 

@@ -1,9 +1,9 @@
-"""VT-ResNet against timm's ResNet, interleaved, and how its memory grows with the image.
+"""VT-ResNet against timm's ResNet: speed, and memory as a function of the image size.
 
     python benchmarks/bench_vt.py --save results/bench_vt.json
 
-The question is whether the multiply-adds that VT saves are saved in time, too: images/s should rise at
-least as far as 0.95 of what the multiply-adds promise.
+The target is that fewer multiply-adds save time: the speed-up should be at least 0.95 times the ratio of
+multiply-adds.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ SIZES = ((224, 224), (320, 448), (480, 640), (800, 1216))
 
 
 def speed(name: str, baseline: str, mode: str, rounds: int) -> dict[str, Any]:
+    """Compares images/s and multiply-adds at 224×224, batch 8."""
     comparison = compare([baseline], against=[name], size=(224, 224), batch=8, mode=mode, rounds=rounds)
     print(comparison.table(), flush=True)
     ours, theirs = (next(row for row in comparison.rows if row.name == n) for n in (name, baseline))
-    promised = theirs.macs / ours.macs
-    reached = ours.ratio.median
-    print(f"{reached:.3f}× the images/s where the multiply-adds promise {promised:.3f}×\n", flush=True)
+    expected = theirs.macs / ours.macs
+    measured = ours.ratio.median
+    print(f"speed-up {measured:.3f}× with {expected:.3f}× fewer multiply-adds\n", flush=True)
     return comparison.to_dict() | {
-        "promised": promised,
-        "reached": reached,
-        "share": reached / promised,
+        "promised": expected,
+        "reached": measured,
+        "share": measured / expected,
         "target": TARGET,
     }
 
 
 def memory(name: str) -> dict[str, Any]:
-    """Peak memory of one forward pass by size, and the exponent of its growth with the pixels."""
+    """Measures the peak memory of a forward pass for each size, and its growth exponent in the pixels."""
     model = timm.create_model(name).eval()
     peaks = []
     for size in SIZES:

@@ -1,4 +1,4 @@
-"""Time of scripts that train: a limit, at which what is done is saved, and what the training took."""
+"""Time limit and CPU time of benchmark scripts that train."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def stop_after(minutes: float | None) -> None:
-    """Ask this process to stop, as a scheduler would, once the minutes are over; None sets no limit."""
+    """Send SIGTERM to this process after the given minutes, as a scheduler would; None sets no limit."""
     if minutes is not None:
         timer = threading.Timer(60 * minutes, os.kill, (os.getpid(), signal.SIGTERM))
         timer.daemon = True
@@ -18,10 +18,9 @@ def stop_after(minutes: float | None) -> None:
 
 
 def core_minutes(out: Path, *, began: float) -> float:
-    """Minutes of the processor that the run in ``out`` took since ``time.process_time()`` was ``began``.
+    """CPU minutes of the run in ``out``, from ``time.process_time()`` at ``began`` until now.
 
-    Those of earlier processes that worked on the same run are added. It does not matter what else the
-    machine did meanwhile.
+    Earlier processes of the same run are included. CPU time does not depend on the load of the machine.
     """
     file = out / "core_minutes.txt"
     before = float(file.read_text()) if file.exists() else 0.0

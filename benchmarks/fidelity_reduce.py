@@ -1,10 +1,10 @@
-"""How much of a pretrained model's features survives token reduction, without any training.
+"""Cosine similarity of a pretrained model's features with and without token reduction, without any training.
 
     python benchmarks/fidelity_reduce.py --weights FILE --photos FOLDER --save results/fidelity_reduce.json
 
-FILE holds weights of timm's vit_small_patch14_dinov2 (safetensors), FOLDER photos. Measured is the cosine
-between the reduced and the full model's features: of the class token, and of every patch, which gets its
-token's feature back (a dropped patch has none: its cosine is 0). Beside the JSON a picture is drawn.
+FILE holds weights of timm's vit_small_patch14_dinov2 (safetensors), FOLDER photos. The cosine is that between
+the features of the reduced and the full model: of the class token, and of every patch, which has the feature
+of its token (0 for a dropped patch). A plot is saved next to the JSON file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from visualtokens.bench import machine
 from visualtokens.data import Preprocess, read_image
 from visualtokens.reduce import macs
 
-SHARES = (0.7, 0.5, 0.3, 0.2, 0.1)  # of the patches, left after the last block
-GRID = 14  # MACs at which curves are compared
+SHARES = (0.7, 0.5, 0.3, 0.2, 0.1)  # of the patches after the last block
+GRID = 14  # number of costs at which curves are compared
 SETTINGS: dict[str, dict[str, Any]] = {
     "weighted_kmedoids": dict(method="weighted_kmedoids"),
     "kmedoids": dict(method="kmedoids"),
@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "weighted_kmedoids from significance": dict(method="weighted_kmedoids", init="significance"),
     "conv": dict(method="conv"),
 }
-DROPPING = ("power_bert", "importance", "random")  # nothing to carry: every token stands for itself
+DROPPING = ("power_bert", "importance", "random")  # no sizes to carry: every token is one patch
 SETTINGS |= {f"{name}, not carried": given | {"carry": False} for name, given in SETTINGS.items()}
 SETTINGS |= {name: dict(method=name) for name in DROPPING}
 
@@ -49,7 +49,7 @@ def load(weights: Path) -> nn.Module:
 
 
 def photos(folder: Path, count: int) -> tuple[Tensor, int]:
-    """``count`` of the folder's photos, evenly over the sorted names."""
+    """``count`` photos of the folder, evenly spaced in the order of their names, and how many there are."""
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg", ".png"))
     prepare = Preprocess((224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     chosen = [paths[i * len(paths) // count] for i in range(min(count, len(paths)))]
@@ -58,7 +58,7 @@ def photos(folder: Path, count: int) -> tuple[Tensor, int]:
 
 @torch.inference_mode()
 def features(model: Any, images: Tensor) -> Tensor:
-    torch.manual_seed(0)  # for the methods that draw
+    torch.manual_seed(0)  # for the methods that sample
     return torch.cat([model.forward_features(part) for part in images.split(16)])
 
 
@@ -72,7 +72,7 @@ def fidelity(model: nn.Module, images: Tensor, full: Tensor) -> dict[str, float]
 
 
 def at_equal_macs(curves: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Interpolated at the same multiply-adds: weighted k-medoids minus each rival, mean and worst."""
+    """Weighted k-medoids minus each rival at equal multiply-adds (interpolated): mean and worst."""
     ours, out = curves["weighted_kmedoids"], {}
     for rival in ("power_bert", "random", "merge", "weighted_kmedoids, not carried"):
         low = max(min(p["gmacs"] for p in c) for c in (ours, curves[rival]))
@@ -94,12 +94,13 @@ def _interpolated(curve: list[dict[str, float]], what: str, where: Any) -> Any:
 
 
 def draw(curves: dict[str, list[dict[str, float]]], full: float, path: Path) -> None:
-    import matplotlib.pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    colours = dict(
-        zip([n for n in curves if "not carried" not in n], plt.get_cmap("tab10").colors, strict=False)
-    )
-    figure, axes = plt.subplots(1, 2, figsize=(14, 5), sharex=True, layout="constrained")
+    carried = [name for name in curves if "not carried" not in name]
+    colours = dict(zip(carried, colormaps["tab10"].colors, strict=False))
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True)
     for axis, what, title in zip(axes, ("class_token", "patches"), ("class token", "patches"), strict=True):
         for name, curve in curves.items():
             base = name.partition(", not carried")[0]
@@ -118,14 +119,14 @@ def draw(curves: dict[str, list[dict[str, float]]], full: float, path: Path) -> 
             )
         axis.set(title=title, xlabel=f"GMACs (the full model: {full:.1f})", yscale="log")
         axis.grid(alpha=0.3, which="both")
-    axes[0].set_ylabel("what is lost: 1 − cosine to the full model")
+    axes[0].set_ylabel("1 − cosine similarity to the full model")
     figure.legend(
         *axes[0].get_legend_handles_labels(),
         title="dashed: not carried",
         loc="outside right upper",
         frameon=False,
     )
-    figure.suptitle("Tokens of a pretrained DINOv2 ViT-S/14 reduced without training")
+    figure.suptitle("Token reduction of a pretrained DINOv2 ViT-S/14 without training")
     figure.savefig(path, dpi=130)
 
 
@@ -134,7 +135,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--count", type=int, default=64)
-    parser.add_argument("--save", type=Path, help="write the result here as JSON, and the picture beside it")
+    parser.add_argument("--save", type=Path, help="JSON file for the result; the plot is saved next to it")
     options = parser.parse_args()
     model = load(options.weights)
     images, available = photos(options.photos, options.count)

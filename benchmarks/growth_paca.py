@@ -2,8 +2,8 @@
 
     python benchmarks/growth_paca.py [--save results/growth_paca.json]
 
-Draws the same beside it (results/growth_paca.png). The exponent in the legend is the slope of the line
-through the points: cost ∝ patches^exponent.
+Also draws a plot (results/growth_paca.png). The exponent in the legend is the slope of the line fitted to the
+points: cost ∝ patches^exponent.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from visualtokens.bench import machine, peak_memory
 MODELS = {"paca_vit_b2": "PaCa-ViT-B2", "pvt_v2_b2": "PVTv2-B2"}
 PASSES = ("forward", "forward and backward")
 SIDES = (224, 320, 448, 640, 896, 1280)
-STRIDE = 4  # of the first stage, whose patches are counted
-SECONDS = 1.0  # a measurement repeats for about as long; the fastest run counts
+STRIDE = 4  # of the first stage, which defines the number of patches
+SECONDS = 1.0  # duration of a measurement; the fastest run counts
 
 Row = dict[str, Any]
 
@@ -96,7 +96,7 @@ def draw(rows: list[Row], path: Path) -> None:
         for name, title in MODELS.items():
             for work in PASSES:
                 points = series(rows, name, work)
-                # Told apart without colour: the model by line and fill, the pass by marker.
+                # Readable without colour: line and fill show the model, the marker shows the pass.
                 ours, both = name == "paca_vit_b2", work == PASSES[1]
                 color = "#0b4f8a" if ours else "#c4501b"
                 ax.plot(
@@ -128,8 +128,8 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--save", type=Path, help="write the result here as JSON, and the picture beside it")
-    parser.add_argument("--most", type=int, default=max(SIDES), help="the largest side, for a quick look")
+    parser.add_argument("--save", type=Path, help="JSON file for the result; the plot is written next to it")
+    parser.add_argument("--most", type=int, default=max(SIDES), help="largest image side")
     options = parser.parse_args()
     torch.manual_seed(0)
     models = {name: visualtokens.create_model(name).eval() for name in MODELS}

@@ -1,11 +1,11 @@
-"""Kill a training run at random moments: every time, what it left must load and go on.
+"""Kill a training run at random moments and check that it always resumes.
 
     python benchmarks/kill_train.py --kills 100 --save results/kill_train.json
 
-Each life of the run is a process of its own that saves every few steps and is ended by SIGKILL after a random
-time: while it starts, resumes, trains, saves or judges. After each death the newest snapshot and the model
-must load; the next life must resume from there. A run that reaches its end must have the weights of one that
-was never disturbed, bit for bit; then the next run begins.
+Each process saves a snapshot every few steps and is killed by SIGKILL after a random time: while it starts,
+resumes, trains, saves or evaluates. After each kill, the newest snapshot and the model must load, and the
+next process must resume from there. A finished run must have the weights of an uninterrupted one, bit for
+bit; then a new run begins.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from visualtokens.data import open_dataset
 from visualtokens.train import TrainConfig, load_checkpoint, train
 from visualtokens.train.snapshot import list_snapshots, load_snapshot
 
-# A clean process that has imported everything and from which each life is forked.
+# Each training process is forked from a clean one that has imported everything.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["visualtokens.train", "torchmetrics.classification"])
-LONGEST_LIFE = 2.5  # seconds
+MAX_SECONDS = 2.5  # until a kill
 
 
 def make_data(path: Path) -> str:
@@ -62,13 +62,13 @@ def config(data: str, out: Path) -> TrainConfig:
     )
 
 
-def live(settings: TrainConfig) -> None:
+def run_training(settings: TrainConfig) -> None:
     torch.set_num_threads(1)
     train(settings)
 
 
 def check(out: Path) -> int | None:
-    """The step of the newest snapshot, after it and the model were loaded; None if there is none yet."""
+    """Load the newest snapshot and the model; return the snapshot's step, None without a snapshot."""
     snapshots = list_snapshots(out)
     if not snapshots:
         return None
@@ -83,9 +83,9 @@ def same_weights(a: Path, b: Path) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def one_life(settings: TrainConfig, seconds: float) -> bool:
-    """Whether the run was killed; False if it had ended before."""
-    process = CONTEXT.Process(target=live, args=(settings,))
+def run_until_killed(settings: TrainConfig, seconds: float) -> bool:
+    """Run for at most the given seconds; return whether the process was killed before it finished."""
+    process = CONTEXT.Process(target=run_training, args=(settings,))
     process.start()
     process.join(seconds)
     if process.is_alive():
@@ -108,11 +108,11 @@ def main() -> None:
     found |= dict(loaded=0, runs_finished=0, runs_equal_to_an_undisturbed_one=0)
     with tempfile.TemporaryDirectory() as folder:
         data = make_data(Path(folder) / "data.npz")
-        undisturbed = Path(folder) / "undisturbed"
-        one_life(config(data, undisturbed), 600)
+        uninterrupted = Path(folder) / "uninterrupted"
+        run_until_killed(config(data, uninterrupted), 600)
         out = Path(folder) / "run0"
         while found["kills"] < options.kills:
-            if one_life(config(data, out), moments.uniform(0, LONGEST_LIFE)):
+            if run_until_killed(config(data, out), moments.uniform(0, MAX_SECONDS)):
                 found["kills"] += 1
                 found["in_the_middle_of_saving"] += bool(list(out.rglob(".*.tmp")))
                 step = check(out)
@@ -120,7 +120,7 @@ def main() -> None:
                 print(f"kill {found['kills']}: last snapshot at step {step}", flush=True)
             else:
                 found["runs_finished"] += 1
-                found["runs_equal_to_an_undisturbed_one"] += same_weights(out, undisturbed)
+                found["runs_equal_to_an_undisturbed_one"] += same_weights(out, uninterrupted)
                 out = Path(folder) / f"run{found['runs_finished']}"
     print(json.dumps(found, indent=1))
     if options.save:

@@ -1,11 +1,11 @@
-"""What two small models learn of CIFAR-10 in 20 minutes on two cores, by the small recipes.
+"""Accuracy of two small models on CIFAR-10 after 20 minutes on two cores, with the small recipes.
 
     python benchmarks/learn_cifar.py --cifar ../shared/data/cifar10_20k.npz --save results/learn_cifar.json
     python benchmarks/learn_cifar.py --cifar ../shared/data/cifar10_20k.npz --check results/learn_cifar.json
 
-The first command trains and writes down what it found; stopped and started again, it goes on where it was.
-Time is that of the processor, so it does not matter what else the machine does.
-The second one trains anew and fails unless every accuracy is within a point of what is written down.
+The first command trains and saves the results; after an interruption, run it again to resume. Times are CPU
+times, which do not depend on the load of the machine. The second command trains again and fails unless every
+accuracy is within one point of the saved one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from visualtokens.cli.train import VERB
 from visualtokens.train import TrainConfig, train
 
 RECIPES = {name: f"recipes/small_cifar10_{name}.yaml" for name in ("paca", "vt")}
-POINT = 0.01
+TOLERANCE = 0.01
 
 
 def config_of(recipe: str, *, cifar: str, out: Path, epochs: int | None) -> TrainConfig:
@@ -40,7 +40,7 @@ def learn(config: TrainConfig) -> dict[str, Any]:
     began = time.process_time()
     result = train(config)
     if result.signal is not None:
-        raise SystemExit(f"stopped by signal {result.signal}; the same command goes on")
+        raise SystemExit(f"stopped by signal {result.signal}; run the same command to resume")
     return {
         "model": config.model,
         "accuracy": result.accuracy,
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cifar", required=True, help="npz file of CIFAR-10")
     parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--epochs", type=int, help="instead of the recipe's, to try the script")
+    parser.add_argument("--epochs", type=int, help="overrides the recipe's, for a trial")
     parser.add_argument("--out", type=Path, default=Path("runs/learn_cifar"))
     parser.add_argument("--save", type=Path)
     parser.add_argument("--check", type=Path, help="results to compare with")
@@ -74,19 +74,19 @@ def main() -> None:
             saved["runs"][name] = learn(config)
         run = saved["runs"][name]
         print(
-            f"{RECIPES[name]}: {run['accuracy']:.2%} after {run['core_minutes']} minutes of a core",
+            f"{RECIPES[name]}: {run['accuracy']:.2%} after {run['core_minutes']} core-minutes",
             flush=True,
         )
         if name in expected:
             difference = run["accuracy"] - expected[name]["accuracy"]
-            print(f"  {difference:+.2%} from what is written down")
-            failed |= abs(difference) > POINT
+            print(f"  {difference:+.2%} from the saved accuracy")
+            failed |= abs(difference) > TOLERANCE
         if options.save:
             command = f"python benchmarks/learn_cifar.py --cifar {Path(options.cifar).name}"
             saved |= dict(command=command, machine=machine())
             options.save.write_text(json.dumps(saved, indent=1) + "\n")
     if failed:
-        raise SystemExit("more than a point away")
+        raise SystemExit("an accuracy differs by more than one point")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Mask R-CNN on the embedded digit scenes of 128×128, from scratch, judged on scenes it has never seen.
+"""Mask R-CNN on the built-in digit scenes of 128×128, trained from scratch, evaluated on unseen scenes.
 
     python benchmarks/learn_digit_scenes.py --save results/learn_digit_scenes.json
 
-Writes the figures, and beside them a picture of scenes with what is on them and what was found. With
-``--minutes`` the run stops in time; the same command goes on.
+Writes the metrics and, next to them, a picture of scenes with annotated and detected objects. ``--minutes``
+limits the time; run the same command to resume.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 
 from budget import core_minutes, stop_after
 from visualtokens.bench import count_parameters, machine
-from visualtokens.data.detection import open_detection
+from visualtokens.checkpoint import load
+from visualtokens.data import open_detection
 from visualtokens.tasks import detect
 from visualtokens.tasks.detect.detections import truth
 from visualtokens.train import TrainConfig, train
-from visualtokens.train.detect import load_detector
 
 DATA = "digit_scenes"
 SIZE = 128
@@ -38,7 +38,7 @@ SHOWN = tuple(range(8))  # unseen scenes in the picture
 
 
 def learn(out: Path, *, epochs: int) -> dict[str, Any]:
-    """Train what is left; what the whole run came to, or how far it is."""
+    """Train or resume; return the metrics and the history of the run."""
     config = TrainConfig(
         task="detect",
         model="mask_rcnn",
@@ -70,8 +70,8 @@ def learn(out: Path, *, epochs: int) -> dict[str, Any]:
 
 
 def draw(out: Path, run: dict[str, Any]) -> Figure:
-    """Pairs of pictures: what is on a scene, and what was found."""
-    checkpoint, val = load_detector(out), open_detection(DATA, "val")
+    """Pairs of pictures: the annotated and the detected objects of a scene."""
+    checkpoint, val = load(out), open_detection(DATA, "val")
     figure = Figure(figsize=(12, 12.6), layout="constrained")
     axes = figure.subplots(4, 4).reshape(-1, 2)  # (8, 2)
     for i, (left, right) in zip(SHOWN, axes, strict=True):
@@ -84,7 +84,7 @@ def draw(out: Path, run: dict[str, Any]) -> Figure:
             axis.set_axis_off()
     figure.suptitle(
         f"Unseen scenes; box AP50 {run['box_ap50']:.1%}, mask AP50 {run['mask_ap50']:.1%} of 500 "
-        f"after {run['core_minutes']:.0f} minutes of a core"
+        f"after {run['core_minutes']:.0f} core-minutes"
     )
     return figure
 
@@ -92,17 +92,19 @@ def draw(out: Path, run: dict[str, Any]) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--minutes", type=float, help="stop after so many; the same command goes on")
-    parser.add_argument("--run", type=Path, default=Path("runs/digit_scenes"), help="where the model is kept")
+    parser.add_argument(
+        "--minutes", type=float, help="stop after this many minutes; run the same command to resume"
+    )
+    parser.add_argument("--run", type=Path, default=Path("runs/digit_scenes"), help="folder of the run")
     parser.add_argument("--save", type=Path, required=True)
     options = parser.parse_args()
     options.run.mkdir(parents=True, exist_ok=True)
     stop_after(options.minutes)
     run = learn(options.run, epochs=options.epochs)
     if not run["finished"]:
-        print(f"stopped after {run['epochs']} whole epochs; the same command goes on: {run}")
+        print(f"stopped after {run['epochs']} whole epochs; run the same command to resume: {run}")
         return
-    model = load_detector(options.run).model
+    model = load(options.run).model
     result = {
         "command": f"python benchmarks/learn_digit_scenes.py --epochs {options.epochs}",
         "machine": machine(),
@@ -115,7 +117,7 @@ def main() -> None:
     draw(options.run, run).savefig(options.save.with_suffix(".png"), dpi=100)
     print(
         f"box AP50 {run['box_ap50']:.1%}, AP {run['box_ap']:.1%}; mask AP50 {run['mask_ap50']:.1%}, AP "
-        f"{run['mask_ap']:.1%} on 500 unseen scenes after {run['core_minutes']} minutes of a core"
+        f"{run['mask_ap']:.1%} on 500 unseen scenes after {run['core_minutes']} core-minutes"
     )
 
 

@@ -1,9 +1,9 @@
-"""FPN against VT-FPN on the trimaps of the Pets: same backbone, same budget, same seed, from scratch.
+"""FPN against VT-FPN on the trimaps of Oxford-IIIT Pets: same backbone, budget and seed, from scratch.
 
     python benchmarks/learn_pets_segment.py --pets ../shared/data/pets --save results/learn_pets_segment.json
 
-Writes the figures, and beside them a picture of photos, truth and both predictions. The runs differ in the
-head only. A run that was stopped goes on where it was, and one that is in the file already is not repeated.
+Writes the metrics and, next to them, a picture of photos, truth and both predictions. The runs differ in the
+head only. An interrupted run is resumed; a run whose results are in the file is not repeated.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from PIL import Image
 
 from budget import core_minutes, stop_after
 from visualtokens.bench import count_parameters, machine, macs_by_module
-from visualtokens.data.segmentation import open_segmentation
-from visualtokens.data.segmentation_loader import create_segment_loader
+from visualtokens.checkpoint import load
+from visualtokens.data import open_segmentation
+from visualtokens.data.segmentation import create_segment_loader
 from visualtokens.layers import TokenConv
 from visualtokens.tasks import segment
 from visualtokens.train import TrainConfig, train
-from visualtokens.train.segment import load_segmenter
 
 SIZE = 160
 BACKBONE = dict(backbone="resnet18", backbone_args=dict(channels=[24, 48, 96, 192]))
-# Half of the paper's 256 channels, and tokens that are narrower accordingly.
+# Half of the paper's 256 channels, with narrower tokens accordingly.
 HEADS: dict[str, dict[str, Any]] = {
     "fpn": dict(dim=128, width=64),
     "vt_fpn": dict(dim=128, width=64, token_dim=128, attn_dim=64, hidden=128),
 }
 TITLES = {"fpn": "FPN", "vt_fpn": "VT-FPN"}
-SHOWN = (5, 64, 118, 187, 240, 301)  # images of the validation part
+SHOWN = (5, 64, 118, 187, 240, 301)  # validation images
 
 
 def learn(head: str, data: str, *, epochs: int, out: Path) -> dict[str, Any]:
@@ -58,9 +58,9 @@ def learn(head: str, data: str, *, epochs: int, out: Path) -> dict[str, Any]:
     began = time.process_time()
     result = train(config)
     if result.signal is not None:
-        raise SystemExit(f"stopped by signal {result.signal}; the same command goes on")
+        raise SystemExit(f"stopped by signal {result.signal}; run the same command to resume")
     return {
-        **judge(out, data),
+        **evaluate(out, data),
         **cost(out),
         "epochs": epochs,
         "core_minutes": core_minutes(out, began=began),
@@ -68,9 +68,9 @@ def learn(head: str, data: str, *, epochs: int, out: Path) -> dict[str, Any]:
     }
 
 
-def judge(folder: Path, data: str) -> dict[str, Any]:
-    """The model of the last epoch, as one looks once, and at three scales and in the mirror."""
-    checkpoint = load_segmenter(folder)
+def evaluate(folder: Path, data: str) -> dict[str, Any]:
+    """Metrics of the last epoch's model at a single scale, and mIoU at three scales with flipping."""
+    checkpoint = load(folder)
     model, classes, preprocess = checkpoint.model, checkpoint.classes, checkpoint.preprocess
     found = {}
     for name, inference in (
@@ -90,21 +90,21 @@ def judge(folder: Path, data: str) -> dict[str, Any]:
 
 
 def cost(folder: Path) -> dict[str, Any]:
-    model = load_segmenter(folder).model
+    model = load(folder).model
     counts = macs_by_module(model, (SIZE, SIZE), depth=None)
-    of_tokens = sum(counts.get(name, 0) for name, m in model.named_modules() if isinstance(m, TokenConv))
+    token_macs = sum(counts.get(name, 0) for name, m in model.named_modules() if isinstance(m, TokenConv))
     return {
         "mmacs": round(counts[""] / 1e6, 1),
         "mmacs_pyramid": round(counts["decoder.pyramid"] / 1e6, 1),
-        "mmacs_pyramid_without_token_convolutions": round((counts["decoder.pyramid"] - of_tokens) / 1e6, 1),
+        "mmacs_pyramid_without_token_convolutions": round((counts["decoder.pyramid"] - token_macs) / 1e6, 1),
         "parameters": count_parameters(model),
     }
 
 
 def draw(data: str, folders: dict[str, Path], runs: dict[str, Any]) -> Figure:
-    """One row per photo: as it is, the truth, and what each model says."""
+    """One row per photo: photo, truth and the prediction of each model."""
     val = open_segmentation(data, "val")
-    models = {head: load_segmenter(folder) for head, folder in folders.items()}
+    models = {head: load(folder) for head, folder in folders.items()}
     figure = Figure(figsize=(10.5, 2.35 * len(SHOWN)), layout="constrained")
     axes = figure.subplots(len(SHOWN), 2 + len(models), squeeze=False)
     for row, index in zip(axes, SHOWN, strict=True):
@@ -112,8 +112,10 @@ def draw(data: str, folders: dict[str, Path], runs: dict[str, Any]) -> Figure:
         pictures: list[tuple[str, Image.Image]] = [("photo", photo)]
         drawn = segment.overlay(photo, truth, classes=val.classes, legend=False)
         pictures.append(("truth", drawn))
-        for head, each in models.items():
-            labels = segment.predict(each.model, photo, preprocess=each.preprocess, classes=each.classes)
+        for head, checkpoint in models.items():
+            labels = segment.predict(
+                checkpoint.model, photo, preprocess=checkpoint.preprocess, classes=checkpoint.classes
+            )
             title = f"{TITLES[head]}\nmIoU of all 370: {100 * runs[head]['miou']:.1f} %"
             pictures.append((title, segment.overlay(photo, labels, classes=val.classes, legend=False)))
         for axis, (title, picture) in zip(row, pictures, strict=True):
@@ -129,10 +131,12 @@ def draw(data: str, folders: dict[str, Path], runs: dict[str, Any]) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pets", required=True, help="folder of the Pets with their trimaps")
+    parser.add_argument("--pets", required=True, help="folder of Oxford-IIIT Pets with trimaps")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--minutes", type=float, help="stop after so many; the same command goes on")
-    parser.add_argument("--runs", type=Path, default=Path("runs/pets_segment"), help="where models are kept")
+    parser.add_argument(
+        "--minutes", type=float, help="stop after this many minutes; run the same command to resume"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs/pets_segment"), help="folder of the runs")
     parser.add_argument("--save", type=Path, required=True)
     options = parser.parse_args()
     stop_after(options.minutes)
@@ -150,7 +154,7 @@ def main() -> None:
         run = saved["runs"][head]
         print(
             f"{TITLES[head]:7s} mIoU {run['miou']:.2%}, pyramid {run['mmacs_pyramid']} of {run['mmacs']} M "
-            f"MACs, {run['epochs']} epochs, {run['core_minutes']} minutes of a core"
+            f"MACs, {run['epochs']} epochs, {run['core_minutes']} core-minutes"
         )
     draw(data, folders, saved["runs"]).savefig(options.save.with_suffix(".jpg"), dpi=110)
 

@@ -1,13 +1,13 @@
-"""Token Pooling's three stages on CIFAR-10: accuracy against multiply-adds, per method, at two budgets.
+"""Token Pooling's three training stages on CIFAR-10: accuracy and multiply-adds per method, at two budgets.
 
     python benchmarks/learn_reduce.py --cifar ../shared/data/cifar10_20k.npz --out /tmp/learn_reduce \
         --save results/learn_reduce.json
 
-1. Train a small DeiT (64 tokens). 2. Per λ, soft extraction finds every block's K. 3. Per method, the same
-fine-tuning with hard pooling at those K; and, as reference, of the whole model. Everything lies in --out: a
-stage that is finished is not repeated, one that was stopped goes on after its last epoch. Time is that of
-the processor, so it does not matter what else the machine does. --quick is a trial of about a minute.
-Draws the same beside the result (results/learn_reduce.png).
+1. Train a small DeiT (64 tokens). 2. Per λ, soft extraction learns K of every block. 3. Per method, the same
+fine-tuning with hard pooling to those K; and, as reference, fine-tuning of the full model. All runs are saved
+in --out: finished stages are not repeated, interrupted ones resume after their last epoch. Times are CPU
+times, so other processes do not matter. --quick is a trial of about a minute. A plot is saved next to the
+result (results/learn_reduce.png).
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ COMMON: dict[str, Any] = dict(batch=64, seed=0, augment="cifar", device="cpu")
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How long each stage trains."""
+class Epochs:
+    """The length of each stage."""
 
     base: int
     soft: int
     tune: int
-    images: int | None = None  # of the data, to train on; None is all
+    images: int | None = None  # training images; None: all
 
 
-FULL = Pace(base=16, soft=3, tune=3)
-QUICK = Pace(base=1, soft=1, tune=1, images=512)
+FULL = Epochs(base=16, soft=3, tune=3)
+QUICK = Epochs(base=1, soft=1, tune=1, images=512)
 
 
 class Results:
-    """The stages that are finished, in a file that is written after each."""
+    """The results of the finished stages, in a file that is written after each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,14 +63,14 @@ class Results:
             self.path.write_text(json.dumps(self.stages, indent=1) + "\n")
         stage: dict[str, Any] = self.stages[name]
         print(
-            f"{name:32s} accuracy {stage['accuracy']:.2%}, {stage['core_minutes']} minutes of a core",
+            f"{name:32s} accuracy {stage['accuracy']:.2%}, {stage['core_minutes']} core minutes",
             flush=True,
         )
         return stage
 
 
-def fewer(file: Path, images: int, out: Path) -> Path:
-    """The first images of the data, for a quick trial."""
+def truncate(file: Path, images: int, out: Path) -> Path:
+    """A copy of the data with only its first ``images`` images."""
     with np.load(file) as arrays:
         few = {key: arrays[key] if key == "classes" else arrays[key][:images] for key in arrays}
     np.savez(out / "few.npz", **few)
@@ -91,12 +91,12 @@ def train_base(data: str, out: Path, epochs: int) -> dict[str, Any]:
     )
     result = train(config)
     if result.signal is not None:
-        raise SystemExit(f"stopped by signal {result.signal}; the same command goes on from there")
+        raise SystemExit(f"stopped by signal {result.signal}; run the same command again to resume")
     return {"accuracy": result.accuracy, "macs": macs(load_checkpoint(out).model).total}
 
 
 def tune_whole(start: Path, data: str, out: Path, epochs: int) -> dict[str, Any]:
-    """The fine-tuning of the methods, without pooling: keeping all tokens changes nothing."""
+    """The same fine-tuning without pooling: a method that keeps all tokens changes nothing."""
     blocks, patches = MODEL["depth"], 64
     return tune(str(start), data, out, "power_bert", [patches] * blocks, epochs)
 
@@ -118,26 +118,26 @@ def tune(start: str, data: str, out: Path, method: str, keep: list[int], epochs:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    pace = QUICK if options.quick else FULL
+    epochs = QUICK if options.quick else FULL
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    file = options.cifar if pace.images is None else fewer(options.cifar, pace.images, out)
+    file = options.cifar if epochs.images is None else truncate(options.cifar, epochs.images, out)
     data, results = f"npz:{file}", Results(out / "stages.json")
-    base = results.stage("base", lambda: train_base(data, out / "base", pace.base))
-    longer = pace.soft + pace.tune  # as long as the others train in both stages
-    whole = results.stage("whole, tuned", lambda: tune_whole(out / "base", data, out / "whole", longer))
+    base = results.stage("base", lambda: train_base(data, out / "base", epochs.base))
+    both = epochs.soft + epochs.tune  # as many as the reduced models train in both stages
+    whole = results.stage("whole, tuned", lambda: tune_whole(out / "base", data, out / "whole", both))
     budgets = []
     for price in options.prices:
         folder = out / f"lambda_{price:g}"
         soft = results.stage(
             f"lambda {price:g}",
-            lambda price=price, folder=folder: extract(out / "base", data, folder, price, pace.soft),
+            lambda price=price, folder=folder: extract(out / "base", data, folder, price, epochs.soft),
         )
         tuned = {
             method: results.stage(
                 f"lambda {price:g}, {method}",
                 lambda method=method, folder=folder, soft=soft: tune(
-                    soft["start"], data, folder / method, method, soft["keep"], pace.tune
+                    soft["start"], data, folder / method, method, soft["keep"], epochs.tune
                 ),
             )
             for method in METHODS
@@ -148,15 +148,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    plt.rcParams |= {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
-    figure, ax = plt.subplots(figsize=(7.5, 5), constrained_layout=True)
-    looks = zip(METHODS, ("#0b4f8a", "#c4501b", "#62656e", "#2b7a3d"), ("o", "s", "^", "D"), strict=True)
-    for method, color, marker in looks:
+    figure = Figure(figsize=(7.5, 5), layout="constrained")
+    ax = figure.subplots()
+    styles = zip(METHODS, ("#0b4f8a", "#c4501b", "#62656e", "#2b7a3d"), ("o", "s", "^", "D"), strict=True)
+    for method, color, marker in styles:
         points = sorted(
             (b["methods"][method]["macs"], b["methods"][method]["accuracy"]) for b in found["budgets"]
         )
@@ -166,23 +163,23 @@ def draw(found: dict[str, Any], path: Path) -> None:
             [v / 1e6 for v in x], [100 * v for v in y], color=color, marker=marker, linewidth=2, label=label
         )
     whole = found["whole"]
-    ax.plot(whole["macs"] / 1e6, 100 * whole["accuracy"], "k*", markersize=13, label="whole model")
+    ax.plot(whole["macs"] / 1e6, 100 * whole["accuracy"], "k*", markersize=13, label="full model")
     ax.set(xlabel="million multiply-adds per image", ylabel="accuracy, %")
     ax.grid(color="0.9", linewidth=0.8)
     ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
     ax.set_title("A DeiT of width 96 on CIFAR-10, the same fine-tuning for all", fontsize=11)
     figure.savefig(path, dpi=140)
-    plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cifar", type=Path, required=True, help="npz file of CIFAR-10")
+    parser.add_argument("--cifar", type=Path, required=True, help="npz file with CIFAR-10")
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder of the runs; finished stages are kept"
+        "--out", type=Path, required=True, help="folder for the runs; finished stages are not repeated"
     )
-    parser.add_argument("--save", type=Path, help="write the result here as JSON, and the picture beside it")
+    parser.add_argument("--save", type=Path, help="JSON file for the result; the plot is saved next to it")
     parser.add_argument(
         "--prices", type=float, nargs="+", default=[1e-3, 3e-4], help="λ, one schedule for each"
     )
@@ -193,7 +190,7 @@ def main() -> None:
     found = run(options)
     for budget in found["budgets"]:
         print(f"lambda {budget['lambda']:g} keeps {budget['soft']['keep']}")
-    print(f"{found['core_minutes']} minutes of a core in all")
+    print(f"{found['core_minutes']} core minutes in total")
     if options.save:
         command = (
             "python benchmarks/learn_reduce.py --cifar FILE --out FOLDER --save results/learn_reduce.json"

@@ -1,11 +1,10 @@
-"""Mask R-CNN on photographs: eight of tiny_coco by heart, then all of it through training and evaluation.
+"""Mask R-CNN on COCO photographs: overfit eight of tiny_coco, then train and evaluate on all of it.
 
     python benchmarks/learn_tiny_coco.py --coco ../shared/data/tiny_coco --save results/learn_tiny_coco.json
 
-The eight are the first ones with one to ten objects; the detector learns them from scratch and is judged on
-them, which shows that nothing between annotation and figure is wrong, not that it generalises. The second run
-starts from the first and goes over the 50 + 50. With ``--minutes`` it stops in time; the same command goes
-on.
+The eight are the first images with one to ten objects. The detector is trained from scratch and evaluated on
+them, which checks the path from annotations to metrics, not generalisation. The second run starts from the
+first and uses all 50 + 50 images. ``--minutes`` limits the time; run the same command to resume.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from matplotlib.figure import Figure
 
 from budget import core_minutes, stop_after
 from visualtokens.bench import count_parameters, machine
-from visualtokens.data.detection import open_detection
+from visualtokens.checkpoint import load
+from visualtokens.data import open_detection
 from visualtokens.tasks import detect
 from visualtokens.tasks.detect.detections import truth
 from visualtokens.train import TrainConfig, train
-from visualtokens.train.detect import load_detector
 
 SIZE = 256
 EIGHT, MOST_OBJECTS = 8, 10
-REPEATS = 16  # of each of the eight images per epoch, so that judging takes little of the time
+REPEATS = 16  # of each of the eight images per epoch, so that evaluation takes little of the time
 MODEL_ARGS: dict[str, Any] = dict(
     backbone="resnet18",
     backbone_args=dict(channels=[24, 48, 96, 192]),
@@ -42,7 +41,7 @@ EPOCHS = {"eight": 14, "all": 3}
 
 
 def write_eight(coco: Path, folder: Path) -> str:
-    """A dataset of eight images, to learn from ``REPEATS`` times per epoch, and to be judged on."""
+    """Write a dataset of eight images, repeated ``REPEATS`` times for training; return its name."""
     known = json.loads((coco / "annotations/instances_train2017.json").read_text())
     objects = collections.defaultdict(list)
     for annotation in known["annotations"]:
@@ -83,7 +82,7 @@ def learn(data: str, out: Path, *, epochs: int, **options: Any) -> dict[str, Any
     result = train(config)
     if result.signal is not None:
         raise SystemExit(
-            f"stopped after {len(result.history)} whole epochs of {out}; the same command goes on"
+            f"stopped after {len(result.history)} whole epochs of {out}; run the same command to resume"
         )
     return {
         "epochs": epochs,
@@ -96,8 +95,8 @@ def learn(data: str, out: Path, *, epochs: int, **options: Any) -> dict[str, Any
 
 
 def draw(data: str, out: Path, run: dict[str, Any]) -> Figure:
-    """The eight photographs: above what is annotated, below what was found."""
-    checkpoint, val = load_detector(out), open_detection(data, "val")
+    """The eight photographs: annotations above, detections below."""
+    checkpoint, val = load(out), open_detection(data, "val")
     figure = Figure(figsize=(16, 13), layout="constrained")
     axes = figure.subplots(4, 4)
     for i in range(EIGHT):
@@ -113,7 +112,7 @@ def draw(data: str, out: Path, run: dict[str, Any]) -> Figure:
             axis.set_title(title, fontsize=10)
             axis.set_axis_off()
     figures = f"box AP {run['box_ap']:.1%}, mask AP {run['mask_ap']:.1%}"
-    figure.suptitle(f"Eight photographs of COCO learned by heart: {figures}")
+    figure.suptitle(f"Overfitting eight COCO photographs: {figures}")
     return figure
 
 
@@ -121,8 +120,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--coco", type=Path, required=True, help="folder of tiny_coco")
     parser.add_argument("--epochs", type=int, default=EPOCHS["eight"], help="over the eight images")
-    parser.add_argument("--minutes", type=float, help="stop after so many; the same command goes on")
-    parser.add_argument("--runs", type=Path, default=Path("runs/tiny_coco"), help="where models are kept")
+    parser.add_argument(
+        "--minutes", type=float, help="stop after this many minutes; run the same command to resume"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs/tiny_coco"), help="folder of the runs")
     parser.add_argument("--save", type=Path, required=True)
     options = parser.parse_args()
     stop_after(options.minutes)
@@ -141,7 +142,7 @@ def main() -> None:
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "setting": {"detector": "mask_rcnn", **MODEL_ARGS, "size": SIZE, "repeats": REPEATS},
-        "parameters": count_parameters(load_detector(options.runs / "eight").model),
+        "parameters": count_parameters(load(options.runs / "eight").model),
         "eight": eight,
         "all": whole,
     }

@@ -1,9 +1,9 @@
-"""What a quarter-width VT-ResNet-18 learns in minutes on two cores: digits, and CIFAR-10 per tokenizer.
+"""Accuracy of a quarter-width VT-ResNet-18 after minutes on two cores: digits, and CIFAR-10 per tokenizer.
 
     python benchmarks/learn_vt.py --cifar ../shared/data/cifar10_20k.npz --save results/learn_vt.json
 
-The runs differ in the tokenizer only: same seed, same epochs, same images. A run that is in the file
-already is not repeated, so the script can be stopped and started again.
+The runs differ in the tokenizer only: same seed, epochs and images. A run whose results are in the file is
+not repeated, so the script can be interrupted and started again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from visualtokens.bench import machine
 from visualtokens.train import TrainConfig, train
 
-SMALL = dict(width=0.25, stem="small")  # a 3×3 stem without stride, as 32×32 images need
+SMALL = dict(width=0.25, stem="small")  # a 3×3 stem without stride, for 32×32 images
 DIGITS_EPOCHS = 20
 TOKENIZERS = ("filter", "cluster", "pool")
 

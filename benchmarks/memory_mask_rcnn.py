@@ -1,11 +1,11 @@
-"""Memory to train Mask R-CNN on one image of 800×1216: PaCa-ViT and PVTv2 under the same detector.
+"""Memory to train Mask R-CNN on one image of 800×1216, with PaCa-ViT and PVTv2 as backbones.
 
     python benchmarks/memory_mask_rcnn.py [--save results/memory_mask_rcnn.json]
 
-A step is forward, losses and backward. Counted are the bytes alive at the peak beyond the weights: of
-activations, gradients and temporaries. PVTv2's attention runs fused (as timm runs it today, never storing its
-matrix) and materialised (as in 2022, when the paper measured). PaCa-ViT's feed-forward network runs in strips
-(as it does on a CPU) and whole (as on a GPU, and as PVTv2's always does).
+A step is forward, losses and backward. Memory is the peak of allocated bytes without the weights:
+activations, gradients and temporaries. PVTv2's attention runs fused (timm's default today, never storing the
+attention matrix) and materialised (as in 2022, when the paper was written). PaCa-ViT's feed-forward network
+runs in strips (the default on a CPU) and whole (as on a GPU, and as PVTv2's always does).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from visualtokens.papers.figures import published
 from visualtokens.tasks.detect import create
 
 SIZE = (800, 1216)
-OBJECTS = 7  # as many as an image of COCO has on average
+OBJECTS = 7  # average of an image of COCO
 SIZES = ("b0", "b1", "b2")
-ADAMW = 2  # moments that the optimizer keeps of every weight
+ADAMW = 2  # moments per weight
 
 Row = dict[str, Any]
 
@@ -66,14 +66,14 @@ VARIANTS = {
 
 
 def materialise(model: nn.Module) -> None:
-    """Let timm's attention multiply its matrix out."""
+    """Switch timm's attention from fused to materialised."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False  # type: ignore[assignment]
 
 
 def example(size: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
-    """An image of noise, and objects of different sizes on it."""
+    """A noise image with objects of different sizes."""
     rng = torch.Generator().manual_seed(0)
     image = torch.rand(3, *size, generator=rng)
     height, width = size
@@ -128,7 +128,7 @@ def text(row: Row) -> str:
 
 
 def ratios(rows: list[Row]) -> list[Row]:
-    """PVTv2's memory in terms of PaCa-ViT's, like against like, beside the published ratio."""
+    """Memory of PVTv2 divided by that of PaCa-ViT in comparable settings, with the published ratio."""
     peaks = {(row["model"], row["variant"]): row["with_weights_and_adamw_gb"] for row in rows}
     pairs = {
         "materialised against materialised": ("attention materialised", "whole, attention materialised"),
@@ -149,9 +149,15 @@ def ratios(rows: list[Row]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=SIZES)
-    parser.add_argument("--pixels", type=int, nargs=2, default=SIZE, help="for a quick look")
-    parser.add_argument("--minutes", type=float, help="begin no row after so many; the same command goes on")
-    parser.add_argument("--save", type=Path, help="write JSON here; rows that it has are not measured again")
+    parser.add_argument("--pixels", type=int, nargs=2, default=SIZE, help="height and width of the image")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="measure no new row after this many minutes; run the same command to resume",
+    )
+    parser.add_argument(
+        "--save", type=Path, help="JSON file for the result; rows in it are not measured again"
+    )
     options = parser.parse_args()
     began, saved = time.monotonic(), options.save is not None and options.save.exists()
     rows = json.loads(options.save.read_text())["rows"] if saved else []
@@ -167,8 +173,8 @@ def main() -> None:
         if options.save:
             save(options.save, rows, options.pixels)
     for ratio in ratios(rows):
-        told = f"{ratio['ratio']:.2f} times (published {ratio['published']:.2f})"
-        print(f"{ratio['size']} {ratio['pair']:35s} {told}")
+        value = f"{ratio['ratio']:.2f} times (published {ratio['published']:.2f})"
+        print(f"{ratio['size']} {ratio['pair']:35s} {value}")
 
 
 def save(file: Path, rows: list[Row], pixels: tuple[int, int]) -> None:

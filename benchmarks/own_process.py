@@ -1,12 +1,11 @@
-"""Candidates of a benchmark that live in a process of their own each, to be timed in turns.
+"""Benchmark candidates that each run in a process of their own and are timed in turns.
 
-A model that shares its process with others runs on the heap that they leave. Whether the C library has a
-large block at hand, or asks the system for fresh pages, then depends on who ran before; on a CPU that can be
-a third of the time. In a process of its own, a model finds what its users find.
+Models in one process share a heap. Whether the allocator reuses a large block or requests new pages then
+depends on the model that ran before; on a CPU this can be a third of the time. A process of its own gives
+each model the conditions of its users.
 
-A turn lasts a second, so that its median call finds the caches as the one before left them; and nobody is
-timed while the threads of another process still spin in the hope of work, which they do for some
-milliseconds.
+A turn lasts a second, so that the median call runs with warm caches. Between turns the script waits until
+the idle threads of the previous process have stopped spinning, which takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from visualtokens.bench.timing import matmul_canary
 
 Run = Callable[[], object]
 TURN = 1.0  # seconds
-SPINNING = 0.02  # seconds, more than idle threads do
+SPINNING = 0.02  # seconds; idle threads spin for less
 
 
 class OwnProcess:
-    """Calling it runs, in another process, the function that ``make()`` gave there, and waits for its end."""
+    """A function that ``make()`` creates in another process. A call runs it and waits until it returns."""
 
     def __init__(self, make: Callable[[], Run]) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         context.Process(target=_serve, args=(theirs, make), daemon=True).start()
         theirs.close()
-        self._ask("run")  # compiles, and makes what a library makes only once
+        self._ask("run")  # compilation and one-time initialisation
 
     def __call__(self) -> None:
         self._ask("run")
@@ -45,7 +44,7 @@ class OwnProcess:
 
     def _ask(self, what: str) -> Any:
         self._connection.send(what)
-        return self._connection.recv()  # EOFError if the process is gone; it has told why
+        return self._connection.recv()  # EOFError if the process died; its error is on stderr
 
 
 def in_turns(candidates: Mapping[str, OwnProcess], *, rounds: int) -> Timings:

@@ -32,12 +32,12 @@ from torch.nn import functional as F
 
 from visualtokens.bench import machine
 from visualtokens.data import Batch
-from visualtokens.tasks.classify import build_model
+from visualtokens.tasks.timm_models import build_model
 from visualtokens.train import TrainConfig
 from visualtokens.train.distributed import Stop, Team
 from visualtokens.train.epoch import EpochStats, Progress, train_epoch
 from visualtokens.train.run import Run
-from visualtokens.train.step import Taken, create_optimizer
+from visualtokens.train.step import StepResult, create_optimizer
 
 CPU = torch.device("cpu")
 SKIPPED = 3  # steps at the start of a block
@@ -101,7 +101,7 @@ def measure(config: TrainConfig, *, block: int, ready: bool = False) -> dict[str
     waited: list[float] = []
     before = (0.0, 0.0)
 
-    def after_step(taken: Taken | None) -> None:
+    def after_step(taken: StepResult | None) -> None:
         nonlocal before
         place = (stats.steps - 1) % block
         if place >= SKIPPED:

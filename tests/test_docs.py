@@ -1,39 +1,165 @@
-"""What the documents show can be typed: commands are understood, code runs."""
+"""Code blocks of the documents: Python is executed, commands are parsed, the README's also executed."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import shlex
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from visualtokens.cli import main
 from visualtokens.cli.app import VERBS
 from visualtokens.cli.parse import parse
+from visualtokens.data import open_dataset
 
-DENSE = Path(__file__).parents[1] / "docs/dense.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", DENSE.read_text(), re.DOTALL)
-
-
-def test_code_runs() -> None:
-    for code in blocks("python"):
-        exec(compile(code, str(DENSE), "exec"), {})
+# What makes an example short or independent of the network, without changing the code that runs.
+SHORTER = {"epochs=10": "epochs=1", "pretrained=True": "pretrained=False"}
 
 
-@pytest.mark.parametrize("line", "".join(blocks("sh")).replace("\\\n", " ").splitlines())
-def test_commands_are_understood(line: str) -> None:
-    program, verb, *arguments = shlex.split(line, comments=True)
-    assert (program, verb in VERBS) == ("vtok", True)
+def name_of(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    """(language, text) of the code blocks."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", document.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command of a shell block, without comments."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def python_of(document: Path) -> str:
+    """All Python blocks, with long examples shortened."""
+    code = "\n".join(text for language, text in blocks(document) if language == "python")
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    return code
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_languages(document: Path) -> None:
+    """A block in another language would not be tested."""
+    assert {language for language, _ in blocks(document)} <= {"python", "sh", "text"}
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS[2:] if python_of(d)], ids=name_of)
+def test_python_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(compile(python_of(document), name_of(document), "exec"), {})
+
+
+def test_extensions_run() -> None:
+    """The examples of CONTRIBUTING.md register names, so they run in a process of their own."""
+    code = python_of(ROOT / "CONTRIBUTING.md")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples run in order, in one folder; training a detector is only parsed."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    open_dataset("digits", "val")[0][0].save("digit.png")
+    namespace: dict[str, Any] = {}
+    executed = []
+    for language, text in blocks(ROOT / "README.md"):
+        if language == "python":
+            exec(compile(text, "README.md", "exec"), namespace)
+            continue
+        for program, *arguments in commands(text):
+            if program == "vtok" and "scenes/" not in arguments:
+                assert main(arguments) == 0
+                executed.append(arguments[0])
+    assert executed == ["train", "eval", "predict"]
+    assert Path("why.html").stat().st_size > 10_000
+
+
+def check_vtok(verb: str, *arguments: str) -> None:
+    assert verb in VERBS
     module = importlib.import_module(f"visualtokens.cli.{verb}")
-    config, _ = parse(verb, "", module.VERB, arguments)
+    config, _ = parse(verb, "", module.VERB, list(arguments))
     assert isinstance(config, module.VERB.config)
 
 
-def test_recipes_exist() -> None:
-    table = DENSE.read_text().partition("## Recipes")[2]
-    for name in re.findall(r"`(\w+)`", table):
-        assert (DENSE.parents[1] / f"recipes/{name}.yaml").exists(), name
+def check_torchrun(*arguments: str) -> None:
+    at = arguments.index("-m")
+    assert arguments[at + 1] == "visualtokens.train"
+    check_vtok("train", *arguments[at + 2 :])
+
+
+def check_make(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+
+
+def check_pip(install: str, package: str) -> None:
+    assert install == "install"
+    extras = re.fullmatch(r"(?:visualtokens|\.)(?:\[(.*)\])?", package)
+    assert extras
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert set(filter(None, (extras[1] or "").split(","))) <= set(project["optional-dependencies"])
+
+
+def check_python(script: str, *arguments: str) -> None:
+    assert (ROOT / script).is_file()
+
+
+CHECKS = {
+    "vtok": check_vtok,
+    "torchrun": check_torchrun,
+    "make": check_make,
+    "pip": check_pip,
+    "python": check_python,
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_commands_parse(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks, all of a command; in running text, the program and its verb, target, script or extra."""
+    monkeypatch.chdir(ROOT)
+    for language, text in blocks(document):
+        for program, *arguments in commands(text) if language == "sh" else []:
+            CHECKS[program](*arguments)
+    prose = re.sub(r"^```.*?^```", "", document.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for text in re.findall(r"`((?:vtok|make|pip|python) [^`]+)`", prose):
+        ((program, *arguments),) = commands(text)
+        if program != "vtok":
+            CHECKS[program](*arguments)
+        elif not arguments[0].startswith("-"):
+            assert arguments[0] in VERBS, text
+
+
+def test_results_name_existing_files_and_scripts() -> None:
+    table = (ROOT / "results/README.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w.]+)`.*?\| `.*?(benchmarks/\w+\.py).*?`", table, re.MULTILINE)
+    assert rows
+    for file, script in rows:
+        assert (ROOT / "results" / file).is_file()
+        assert (ROOT / script).is_file()
+
+
+def test_dense_recipes_exist() -> None:
+    recipes = (ROOT / "docs/dense.md").read_text("utf-8").partition("## Recipes")[2]
+    for name in re.findall(r"^\| (`.*?) \|", recipes, re.MULTILINE):
+        for recipe in re.findall(r"`(\w+)`", name):
+            assert (ROOT / f"recipes/{recipe}.yaml").is_file(), recipe
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "results/README.md"], ids=name_of)
+def test_links_exist(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text("utf-8")):
+        file = target.partition("#")[0]
+        assert target.startswith("https://") or (document.parent / file).exists(), target

@@ -1,4 +1,4 @@
-"""The error for a name that does not exist."""
+"""The error for an unknown name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from visualtokens.errors import UserError, unknown
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("paca_vit_bo", "did you mean 'paca_vit_b0'?"),  # b0, b1 and b2 are equally near: the first
+        ("paca_vit_bo", "did you mean 'paca_vit_b0'?"),  # equally similar to b0, b1 and b2: the first
         ("PACA_VIT_B2", "did you mean 'paca_vit_b2'?"),
         ("zzz", "choose from paca_vit_b0, paca_vit_b1, paca_vit_b2"),
     ],
 )
-def test_names_the_nearest(name: str, hint: str) -> None:
+def test_the_most_similar_name_is_suggested(name: str, hint: str) -> None:
     error = unknown("model", name, ["paca_vit_b2", "paca_vit_b0", "paca_vit_b1"])
     assert isinstance(error, UserError)
     assert isinstance(error, ValueError)

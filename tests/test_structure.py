@@ -1,70 +1,108 @@
-"""The package as a whole: import directions, import cost, and nothing printed."""
+"""The package as a whole: import directions and their picture, exported names, what an import loads."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import visualtokens
 
+REPOSITORY = Path(__file__).parents[1]
 SOURCE = Path(visualtokens.__file__).parent
 
-# Folder or file: which other parts of the package it may import. What every part may import is not repeated.
-COMMON = {"grouping", "errors"}
-MAY_IMPORT = {
-    "grouping": set(),
-    "errors": set(),
+# Which parts (folders or files of the package) each part may import, besides the common ones.
+COMMON = {"callable_package", "errors", "files", "grouping", "modes", "tables"}
+MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "layers": {"ops"},
     "models": {"layers", "ops"},
     "reduce": {"layers", "ops"},
-    "convert": {"models"},
-    "fuse": {"models", "layers"},
+    "surgery": {"models", "layers", "ops"},
+    "converters": {"models"},
     "data": set(),
     "explain": {"ops", "data"},
     "tasks": {"models", "layers", "data"},
-    "train": {"tasks", "data", "models"},
+    "checkpoint": {"tasks", "data"},
+    "train": {"tasks", "checkpoint", "data", "models"},
     "bench": {"models"},
+    "tune": {"reduce", "bench", "train", "tasks", "checkpoint"},
+    "report": {"explain", "data"},
 }
-# Files that may import more than the rest of their folder; `import visualtokens` needs none of them.
-MORE = {
-    "reduce/plan.py": {"bench"},
-    "reduce/measure.py": {"bench"},
-    "reduce/tradeoff.py": {"bench"},
-    "reduce/search.py": {"tasks", "train"},
-}
-SHELLS = {"__init__", "cli", "demo", "export", "studio", "papers"}  # may import everything
+SHELLS = {"__init__", "cli", "demo", "papers"}  # may import every part
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+@pytest.fixture(scope="module")
+def graph() -> ModuleType:
+    """docs/import_graph.py."""
+    spec = importlib.util.spec_from_file_location("import_graph", REPOSITORY / "docs" / "import_graph.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def imported_parts(path: Path) -> set[str]:
-    parts = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        parts |= {name.split(".")[1] for name in names if name.startswith("visualtokens.")}
-    return parts
+def test_imports_point_one_way(graph: ModuleType) -> None:
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        part = graph.part_of(path)
+        if part in SHELLS or path.name == "__main__.py":
+            continue
+        allowed = COMMON | MAY_IMPORT.get(part, set())
+        wrong += [f"{path.relative_to(SOURCE)} imports {p}" for p in sorted(graph.imports_of(path) - allowed)]
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_point_one_way(path: Path) -> None:
-    part = part_of(path)
-    if part in SHELLS or path.name == "__main__.py":
-        return
-    assert part in MAY_IMPORT, f"{part} is new: say in this test what it may import"
-    more = MORE.get(path.relative_to(SOURCE).as_posix(), set())
-    assert imported_parts(path) <= MAY_IMPORT[part] | more | COMMON | {part}
+def test_every_part_is_in_the_table(graph: ModuleType) -> None:
+    assert set(graph.imports()) == COMMON | set(MAY_IMPORT) | SHELLS
+
+
+def test_type_checking_imports_do_not_count(
+    graph: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "SOURCE", tmp_path)
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.py").touch()
+    (tmp_path / "a.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from visualtokens.b import x\n"
+        "else:\n    from visualtokens import c\n"
+        "def f():\n    import visualtokens.b.d\n    from visualtokens import load\n"
+    )
+    assert graph.imports_of(tmp_path / "a.py") == {"b", "c", "__init__"}
+
+
+def test_picture_of_the_imports_is_up_to_date(graph: ModuleType) -> None:
+    found = graph.imports()
+    assert graph.SVG.read_text("utf-8") == graph.svg(found), "run: python docs/import_graph.py"
+    assert graph.crossed_boxes(graph.arrows(found)) == []
+
+
+def test_no_export_hides_a_submodule() -> None:
+    """A name that ``__init__.py`` imports from elsewhere must not be the name of one of its modules."""
+    hidden = []
+    for init in sorted(SOURCE.rglob("__init__.py")):
+        package = ".".join(["visualtokens", *init.parent.relative_to(SOURCE).parts])
+        modules = {p.stem for p in init.parent.iterdir() if p.is_dir() or p.suffix == ".py"}
+        for node in ast.walk(ast.parse(init.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module != package:
+                names = {alias.asname or alias.name for alias in node.names}
+                hidden += [f"{package}.{name}" for name in sorted(names & modules)]
+    # packages that are also functions
+    assert set(hidden) <= {"visualtokens.explain", "visualtokens.reduce"}
+
+
+def test_lazy_names_are_listed_and_work() -> None:
+    assert {"detect", "segment", "load", "plan"} <= set(dir(visualtokens))
+    assert all(getattr(visualtokens, name) is not None for name in visualtokens.__all__)
+    assert visualtokens.reduce.plan is visualtokens.plan
+    assert callable(visualtokens.plan)
 
 
 def run(code: str) -> str:
@@ -73,16 +111,12 @@ def run(code: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_import_prints_nothing_and_pulls_in_no_extra() -> None:
+def test_import_is_silent_and_light() -> None:
+    """No heavy dependency, and few modules compared with the thousand of timm."""
     heavy = ["matplotlib", "sklearn", "torchmetrics", "jsonargparse", "tqdm.auto", "pandas", "scipy.stats"]
     out = run(
         "import sys, timm; before = set(sys.modules); import visualtokens; "
-        f"print([m for m in {heavy} if m in sys.modules and m not in before])"
+        "added = set(sys.modules) - before; "
+        f"print([m for m in {heavy} if m in added], len(added) < 150)"
     )
-    assert out == "[]\n"
-
-
-def test_import_adds_little_to_timm() -> None:
-    """By count of modules, not by the clock: timm brings over a thousand."""
-    out = run("import sys, timm; n = len(sys.modules); import visualtokens; print(len(sys.modules) - n)")
-    assert int(out) < 150
+    assert out == "[] True\n"

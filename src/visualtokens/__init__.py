@@ -12,6 +12,7 @@ from visualtokens.reduce import restore, unmerge
 from visualtokens.surgery import fuse, set_clusters, unfuse
 
 if TYPE_CHECKING:  # at run time these two are packages that can be called
+    from visualtokens.checkpoint import load
     from visualtokens.explain import explain
     from visualtokens.reduce import plan, reduce
     from visualtokens.tasks import detect, segment
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 # Imported on first use, because they bring in more than most programs need.
 _LAZY = {
     "detect": "visualtokens.tasks.detect",
+    "load": "visualtokens.checkpoint:load",
     "plan": "visualtokens.tune.planning:plan",
     "segment": "visualtokens.tasks.segment",
 }
@@ -39,6 +41,7 @@ __all__ = [
     "explain",
     "fuse",
     "list_models",
+    "load",
     "plan",
     "record_groupings",
     "reduce",

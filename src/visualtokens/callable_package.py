@@ -1,4 +1,4 @@
-"""Packages that are also functions: ``visualtokens.reduce(model)`` beside ``visualtokens.reduce.plan``."""
+"""Callable packages: ``visualtokens.reduce(model)`` as well as ``visualtokens.reduce.macs``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def make_callable(package: str, function: Callable[..., Any]) -> None:
-    """Let a call of the imported ``package`` call ``function``."""
+    """Make the imported ``package`` callable: calls are forwarded to ``function``."""
     module = sys.modules[package]
     module.__class__ = type(
         "CallablePackage", (ModuleType,), {"__call__": staticmethod(function), "__doc__": module.__doc__}

@@ -1,4 +1,4 @@
-"""Errors that say what was wrong, with its value, and what to do."""
+"""Errors for invalid input: each states the value that was given and what to give instead."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something the caller gave cannot be used. The message is one line that names the way out.
+    """Invalid input from the user. The message is one line that states how to fix it.
 
-    The command line prints it and exits with code 2; in Python it is an ordinary ``ValueError``.
+    The command line prints the message and exits with code 2.
     """
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """The error for an unknown name, with the most similar known one."""
     options = sorted(known)
-    nearest = max(options, key=lambda option: _likeness(name, option), default="")  # the first on ties
-    if _likeness(name, nearest) >= 0.4:
+    nearest = max(options, key=lambda option: _similarity(name, option), default="")  # the first on ties
+    if _similarity(name, nearest) >= 0.4:
         hint = f"did you mean {nearest!r}?"
     elif len(options) <= 12:
         hint = "choose from " + ", ".join(options)
@@ -26,5 +26,5 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {what} {name!r}; {hint}")
 
 
-def _likeness(a: str, b: str) -> float:
+def _similarity(a: str, b: str) -> float:
     return difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio()

@@ -1,8 +1,8 @@
-"""The one currency of the library: which patches belong to which token, and how to get hold of it.
+"""Groupings: which patches belong to which token, and how to record them from a running model.
 
-Every step that assigns patches to tokens passes its result through a :class:`Tap`. Usually nobody
-listens and the tap costs nothing. Inside :func:`record_groupings` the groupings of one model are
-collected, by the name of their tap, without leaving anything on the modules.
+Each layer that assigns patches to tokens passes its weights through a :class:`Tap`. Outside
+:func:`record_groupings` a tap costs nothing. Inside, the groupings of one model are collected by the names of
+their taps, and no state is kept on the modules.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which of N patches belong to which of K tokens.
+    """Assignment of N patches to K tokens.
 
-    Dense form: ``weights (B, N, K)``. Sparse form: ``weights (B, N, J)`` with ``index (B, N, J)``
-    naming the token of each weight; J = 1 is a hard assignment, J = 9 are STViT's neighbours; an index
-    of -1 is nobody.
-    Read it through :meth:`dense`, :meth:`maps` and :meth:`hard`, which work on both.
+    Dense form: ``weights (B, N, K)``. Sparse form: ``weights (B, N, J)`` with ``index (B, N, J)``, the
+    token of each weight, -1 for none; J = 1 is a hard assignment, J = 9 are STViT's neighbours.
+    :meth:`dense`, :meth:`maps` and :meth:`hard` work on both forms.
     """
 
-    weights: Tensor  # (B, N, K), or (B, N, J) beside an index
+    weights: Tensor  # (B, N, K), or (B, N, J) with an index
     grid: tuple[int, int]  # (H, W) with H·W = N
-    size: Tensor  # (B, K): how many patches each token stands for
+    size: Tensor  # (B, K): patches per token
     index: Tensor | None = None  # (B, N, J)
 
     @classmethod
     def soft(cls, weights: Tensor, grid: tuple[int, int]) -> Grouping:
-        """From dense weights; a token's size is the effective number of its patches, (Σw)² / Σw².
+        """Grouping of dense ``weights (B, N, K)``; the size of a token is (Σw)² / Σw².
 
-        For equal weights on s patches that is exactly s, so soft and hard groupings compare.
+        This effective number of patches is s for equal weights on s patches, as in a hard grouping.
         """
-        with torch.no_grad():  # a count: gradient checkpointing must not see it save anything
+        with (
+            torch.no_grad()
+        ):  # the size has no gradient, and gradient checkpointing must not save tensors for it
             w = weights.float()
             size = w.sum(1).square() / w.square().sum(1).clamp_min(torch.finfo(torch.float32).tiny)  # (B, K)
         return cls(weights, grid, size)
 
     @classmethod
     def hard_from(cls, assignment: Tensor, tokens: int, grid: tuple[int, int]) -> Grouping:
-        """From ``assignment (B, N)`` of token numbers; -1 marks a patch that no token stands for."""
+        """Grouping of ``assignment (B, N)``, the token index of each patch, -1 for none."""
         present = (assignment >= 0).to(torch.float32)  # (B, N)
         size = present.new_zeros(assignment.shape[0], max(tokens, 1))
         size = size.scatter_add(1, assignment.clamp_min(0), present)[:, :tokens]  # (B, K)
@@ -57,20 +58,20 @@ class Grouping:
         return self.size.shape[1]
 
     def dense(self) -> Tensor:
-        """``(B, N, K)`` weights, made on demand for the sparse form."""
+        """Weights ``(B, N, K)``, computed on demand for the sparse form."""
         if self.index is None:
             return self.weights
         b, n, _ = self.weights.shape
-        out = self.weights.new_zeros(b, n, self.tokens + 1)  # the last column takes the index -1
+        out = self.weights.new_zeros(b, n, self.tokens + 1)  # the last column collects the index -1
         index = torch.where(self.index < 0, self.tokens, self.index)
         return out.scatter_add(2, index, self.weights)[:, :, : self.tokens]
 
     def maps(self) -> Tensor:
-        """``(B, K, H, W)``: one map per token."""
+        """One map of weights per token, ``(B, K, H, W)``."""
         return self.dense().mT.unflatten(2, self.grid)
 
     def hard(self) -> Tensor:
-        """``(B, N)``: the token that holds most of each patch (lowest number on ties), -1 for none."""
+        """Token of highest weight of each patch ``(B, N)``, the lowest index on ties, -1 for none."""
         if self.index is None:
             if self.tokens == 0:
                 return self.weights.new_full(self.weights.shape[:2], -1, dtype=torch.long)
@@ -82,9 +83,9 @@ class Grouping:
 
 
 class Tap(nn.Module):
-    """A place in a model where a grouping can be read. Passes its weights through unchanged.
+    """Identity module at which :func:`record_groupings` reads a grouping.
 
-    No parameters, no state: under ``torch.compile`` it disappears from the graph.
+    It has no parameters and no state, and disappears from compiled graphs.
     """
 
     def forward(
@@ -92,14 +93,14 @@ class Tap(nn.Module):
     ) -> Tensor:
         if self.wanted():
             if size is None and index is not None:
-                raise ValueError("a sparse grouping must say how many tokens there are: give its size (B, K)")
+                raise ValueError("a sparse grouping needs the number of tokens: give size (B, K)")
             grouping = Grouping.soft(weights, grid) if size is None else Grouping(weights, grid, size, index)
             for recorder in _recorders.get():
                 recorder.add(self, grouping)
         return weights
 
     def wanted(self) -> bool:
-        """Whether somebody records this tap now, so that what is costly to make is made only then."""
+        """Whether this tap is being recorded; skip costly inputs of the tap if not."""
         if torch.compiler.is_compiling():
             return False
         recorders = _recorders.get()
@@ -121,26 +122,26 @@ class _Recorder:
         self.groupings[self.names[tap]] = g
 
 
-# A context variable belongs to one thread, so two threads record the same model side by side.
+# A context variable is local to its thread, so that two threads can record the same model at the same time.
 _recorders: ContextVar[tuple[_Recorder, ...]] = ContextVar("visualtokens_recorders", default=())
 
 
 def _in_backward() -> bool:
-    """Gradient checkpointing runs the forward pass again during backward; that is not a new grouping."""
+    """Whether autograd is running: gradient checkpointing repeats the forward pass, which is not recorded."""
     return torch._C._current_graph_task_id() != -1
 
 
 @contextlib.contextmanager
 def record_groupings(model: nn.Module, *, detach: bool = True) -> Iterator[dict[str, Grouping]]:
-    """Collect the groupings of the forward passes made inside the block.
+    """Collect the groupings of all forward passes inside the block.
 
     >>> with record_groupings(model) as groupings:
     ...     model(images)
-    >>> groupings["stages.0.blocks.0.attn.clusters.tap"].maps()   # (B, K, H, W)
+    >>> groupings["stages.0.blocks.0.attn.tap"].maps()   # (B, K, H, W)
 
-    The names are those of the model's taps, in the order they were reached; another pass overwrites.
-    Records the calling thread only. A compiled model runs uncompiled inside the block, because a
-    compiled graph has no taps. ``detach=False`` keeps the autograd graph of the weights.
+    The keys are the names of the model's taps, in the order of execution; a later pass overwrites an
+    earlier one. Only the calling thread is recorded. A compiled model runs uncompiled inside the block,
+    because compiled graphs have no taps. ``detach=False`` keeps the autograd graph of the weights.
     """
     recorder = _Recorder(model, detach=detach)
     if not recorder.names:
@@ -160,7 +161,7 @@ _stance_guard = contextlib.ExitStack()
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Run compiled models eagerly. The switch is one for the process, so the last user turns it back."""
+    """Run compiled models eagerly. The setting is global, so the last of concurrent users restores it."""
     global _stance_users
     with _stance_lock:
         if _stance_users == 0:

@@ -1,3 +1,5 @@
+"""Comparisons: exact columns, modes, untouched inputs, and the text table."""
+
 import itertools
 import json
 
@@ -12,7 +14,7 @@ from visualtokens.errors import UserError
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """A canary that never complains: how busy the machine is now is not the subject."""
+    """A constant canary, so that no turn is repeated on a busy machine."""
     monkeypatch.setattr("visualtokens.bench.comparison.matmul_canary", lambda device: lambda: 1.0)
 
 
@@ -24,7 +26,7 @@ def run(models, **options):
     return compare(models, **(dict(size=(16, 12), batch=2, rounds=6, min_seconds=0.0, threads=1) | options))
 
 
-def test_rows_hold_what_can_be_known_exactly():
+def test_rows():
     comparison = run([Candidate("a", conv(4)), Candidate("b", conv(8))], against=[Candidate("f", torch.relu)])
     a, b, f = comparison.rows
     assert (a.name, b.name, f.name) == ("a", "b", "f")
@@ -32,23 +34,22 @@ def test_rows_hold_what_can_be_known_exactly():
     assert (a.macs, b.macs, f.macs) == (4 * 27 * 14 * 10, 8 * 27 * 14 * 10, None)  # of one image
     assert f.peak_bytes == 2 * 3 * 16 * 12 * 4
     assert b.peak_bytes > a.peak_bytes
-    assert a.word is None
+    assert a.verdict is None
     assert a.ratio == Spread(1, 1, 1)
-    assert b.word in ("faster", "slower", "same within noise")
+    assert b.verdict in ("faster", "slower", "same within noise")
     for row in comparison.rows:
         rate = row.images_per_second
         assert 0 < rate.low <= rate.median <= rate.high
 
 
-@pytest.mark.parametrize("mode", ["eager", "channels_last", "train"])
-def test_models_by_name_in_every_mode(mode):
-    comparison = run(["paca_vit_nano"], against=["resnet18"], size=(32, 32), mode=mode, rounds=1)
+def test_models_by_name():
+    comparison = run(["paca_vit_nano"], against=["resnet18"], size=(32, 32), mode="train", rounds=1)
     ours, theirs = comparison.rows
     assert (ours.name, theirs.name) == ("paca_vit_nano", "resnet18")
     assert theirs.parameters == 11_689_512
-    assert comparison.mode == mode
-    assert ours.word is None
-    assert theirs.word == "too few rounds"
+    assert comparison.mode == "train"
+    assert ours.verdict is None
+    assert theirs.verdict == "too few rounds"
 
 
 class Scale(nn.Module):
@@ -61,7 +62,7 @@ class Scale(nn.Module):
 
 
 @pytest.mark.slow
-def test_every_model_is_compiled_also_when_many_share_a_class():
+def test_more_models_of_one_class_than_the_recompile_limit_are_compiled():
     torch._dynamo.utils.counters.clear()
     models = [Candidate(str(factor), Scale(factor)) for factor in range(11)]
     assert len(models) > torch._dynamo.config.recompile_limit
@@ -69,10 +70,10 @@ def test_every_model_is_compiled_also_when_many_share_a_class():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 11
 
 
-def watch(seen):
-    """A model that notes in which state it runs."""
+def observer(seen):
+    """A model that adds the state it runs in to ``seen``."""
 
-    class Watch(nn.Module):
+    class Observer(nn.Module):
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3, 1, 1))
@@ -82,7 +83,7 @@ def watch(seen):
             seen.add((self.training, torch.is_inference_mode_enabled(), last, torch.get_num_threads()))
             return x * self.weight
 
-    return Watch()
+    return Observer()
 
 
 @pytest.mark.parametrize(
@@ -93,19 +94,19 @@ def watch(seen):
         ("train", (True, False, False, 1)),
     ],
 )
-def test_modes_are_what_they_say(mode, state):
+def test_modes(mode, state):
     seen = set()
     images = torch.randn(2, 3, 8, 8)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        prepare(Candidate("a", watch(seen)), images, mode)()
+        prepare(Candidate("a", observer(seen)), images, mode)()
     finally:
         torch.set_num_threads(before)
     assert seen == {state}
 
 
-def test_threads_are_set_stated_and_restored():
+def test_threads_are_set_reported_and_restored():
     before = torch.get_num_threads()
     seen = set()
     comparison = run(
@@ -116,8 +117,8 @@ def test_threads_are_set_stated_and_restored():
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("mode", ["eager", "channels_last", "train"])
-def test_the_model_given_and_the_random_state_are_left_alone(mode):
+@pytest.mark.parametrize("mode", ["channels_last", "train"])
+def test_given_models_and_the_random_state_are_unchanged(mode):
     model = conv(4)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     random = torch.get_rng_state()
@@ -128,17 +129,17 @@ def test_the_model_given_and_the_random_state_are_left_alone(mode):
     assert torch.equal(random, torch.get_rng_state())
 
 
-def test_training_goes_backward_through_every_parameter():
+def test_training_computes_and_frees_all_gradients():
     model = conv(4)
     gradients = []
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(lambda p: gradients.append(p.shape))
     prepare(Candidate("a", model), torch.randn(2, 3, 8, 8), "train")()
     assert len(gradients) == 3
-    assert all(p.grad is None for p in model.parameters())  # nothing stays
+    assert all(p.grad is None for p in model.parameters())
 
 
-def test_models_with_a_fixed_input_are_built_for_the_size():
+def test_models_of_fixed_size_are_built_for_the_given_size():
     assert build("deit_tiny_patch16_224", (32, 48)).patch_embed.grid_size == (2, 3)
 
 
@@ -170,9 +171,9 @@ def a_comparison(**changes):
             images_per_second=spread,
             peak_bytes=123_456_789,
             ratio=Spread(1.5, 1.25, 1.75),
-            word=word,
+            verdict=verdict,
         )
-        for name, word in [("paca_vit_b0", None), (long_name, "same within noise"), ("x", "faster")]
+        for name, verdict in [("paca_vit_b0", None), (long_name, "same within noise"), ("x", "faster")]
     )
     here = dict(cpu="Some(R) CPU", cores=2, threads=1, memory_gb=25.0, gpu=None, torch="2.15.0", device="cpu")
     fields = dict(
@@ -182,7 +183,7 @@ def a_comparison(**changes):
     return Comparison(**(fields | changes))
 
 
-def test_the_table_reads_well_and_fits():
+def test_table():
     lines = a_comparison().table().splitlines()
     assert max(map(len, lines)) <= 100
     assert lines[0] == "Some(R) CPU, 2 cores, 1 threads, torch 2.15.0"
@@ -194,28 +195,28 @@ def test_the_table_reads_well_and_fits():
     assert second.split()[-5:] == ["1.50", "(1.25–1.75)", "same", "within", "noise"]
     assert third.endswith("faster")
     assert first.index("0.617") == second.index("0.617") == third.index("0.617")
-    assert "95 % interval" in lines[-1]
+    assert lines[-1] == "speed: relative to paca_vit_b0, paired by round: median (95 % interval)."
 
 
-def test_the_table_says_what_disturbed_it():
+def test_table_reports_disturbances():
     text = a_comparison(discarded=4, noisy=2, rounds=3).table()
-    assert "4 turns were repeated: beside them a matrix product took 15% longer" in text
+    assert "4 turns were repeated: a matrix product timed next to them took 15% longer" in text
     assert "NEVER QUIET: 2 of 9 turns" in text
-    assert "whole range" in text
+    assert "full range" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_to_dict_is_json_with_everything_the_table_has():
+def test_to_dict_is_ready_for_json():
     comparison = a_comparison(noisy=1)
     saved = json.loads(json.dumps(comparison.to_dict()))
     assert saved["quiet"] is False
     assert saved["size"] == [224, 320]
     assert saved["machine"]["cpu"] == "Some(R) CPU"
     assert saved["rows"][1]["ratio"] == {"median": 1.5, "low": 1.25, "high": 1.75}
-    assert saved["rows"][0]["word"] is None
+    assert saved["rows"][0]["verdict"] is None
 
 
-def test_a_busy_machine_shows_in_the_comparison(monkeypatch):
+def test_a_busy_machine_is_reported(monkeypatch):
     canaries = itertools.chain([1.0] * timing.CALIBRATIONS, itertools.repeat(9.0))
     monkeypatch.setattr("visualtokens.bench.comparison.matmul_canary", lambda device: lambda: next(canaries))
     comparison = run([Candidate("a", torch.relu)], rounds=2)

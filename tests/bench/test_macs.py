@@ -1,4 +1,4 @@
-"""Every count against a formula written by hand."""
+"""Counted multiply-adds against explicit formulas."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ N = H * W
 
 
 class Apply(nn.Module):
-    """A function of the images as a model."""
+    """A model that applies a function to the images."""
 
     def __init__(self, function, *modules):
         super().__init__()
@@ -101,14 +101,15 @@ def test_bilinear():
     assert count(lambda x, f: f(tokens(x), tokens(x)), nn.Bilinear(C, C, 3)) == B * N * C * C * 3
 
 
-@pytest.mark.parametrize(("layer", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
-@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "gates", "batch_first"), [(nn.RNN, 1, True), (nn.GRU, 3, False), (nn.LSTM, 4, True)]
+)
 def test_recurrent(layer, gates, batch_first):
     def read(x, f):
         steps = tokens(x)  # (B, N, C)
         return f(steps if batch_first else steps.transpose(0, 1))
 
-    one = C * gates * 5 + 5 * gates * 5  # from the input, and from the state of 5
+    one = C * gates * 5 + 5 * gates * 5  # from the input and from the state, of 5 channels
     assert count(read, layer(C, 5, batch_first=batch_first)) == B * N * one
     both = one + one + (2 * 5) * gates * 5 + 5 * gates * 5 + (2 * 5) * gates * 5 + 5 * gates * 5
     deep = layer(C, 5, num_layers=2, bidirectional=True, batch_first=batch_first)
@@ -148,24 +149,24 @@ def test_fused_attention_counts_like_two_products(options, context):
         assert count(lambda x: fused(x, **options)) == count(explicit) == expected
 
 
-def test_attention_of_a_model_that_needs_values_is_counted_too():
-    """Real tensors take the fused kernels of the device, whose products are hidden inside."""
+def test_attention_with_data_dependent_control_flow():
+    """Real tensors would use fused kernels, which hide their products."""
 
-    def looks_at_values(x):
+    def branch(x):
         return fused(x) if x.sum().item() == x.sum().item() else x
 
-    assert count(looks_at_values) == 2 * B * HEADS * N * M * D
+    assert count(branch) == 2 * B * HEADS * N * M * D
 
 
-def test_values_may_decide_the_count():
-    def as_many_as_positive(x):
-        positive = tokens(x)[0][x[0, 0].flatten() > 0]  # (how many, C)
+def test_data_dependent_shapes():
+    def select(x):
+        positive = tokens(x)[0][x[0, 0].flatten() > 0]  # (selected, C)
         return positive @ torch.ones(C, 5)
 
-    assert 0 < count(as_many_as_positive) < N * C * 5
+    assert 0 < count(select) < N * C * 5
 
 
-MHA = 4 * N * C * C + 2 * N * N * C  # of one image: q, k, v, output; scores and their use
+MHA = 4 * N * C * C + 2 * N * N * C  # per image: q, k, v, output; the two products of attention
 ENCODER = MHA + 2 * N * C * 16
 
 
@@ -175,7 +176,7 @@ def test_multihead_attention(weights):
     assert count(lambda x, f: f(*[tokens(x)] * 3, need_weights=weights), layer) == B * MHA
 
 
-def test_transformer_encoder_whose_fast_path_is_one_fused_operation():
+def test_transformer_encoder_with_a_fused_fast_path():
     layer = nn.TransformerEncoderLayer(C, HEADS, dim_feedforward=16, batch_first=True)
     assert count(lambda x, f: f(tokens(x)), layer) == B * ENCODER
     stack = nn.TransformerEncoder(layer, 3)
@@ -194,22 +195,22 @@ def native_attention(x):
 
 
 @pytest.mark.parametrize("operation", [sparse, native_attention])
-def test_what_cannot_be_counted_is_refused(operation):
+def test_products_without_a_formula_are_an_error(operation):
     with torch.no_grad(), pytest.raises(UserError, match="cannot count the multiply-adds inside aten::"):
         count(operation)
 
 
-def test_an_unknown_operation_of_somebody_is_refused():
-    @torch.library.custom_op("visualtokens_test::secret", mutates_args=())
-    def secret(x: torch.Tensor) -> torch.Tensor:
+def test_an_unknown_custom_operation_is_an_error():
+    @torch.library.custom_op("visualtokens_test::custom", mutates_args=())
+    def custom(x: torch.Tensor) -> torch.Tensor:
         return x @ x.mT
 
-    with pytest.raises(UserError, match="visualtokens_test::secret"):
-        count(secret)
+    with pytest.raises(UserError, match="visualtokens_test::custom"):
+        count(custom)
 
 
 def test_reference_models():
-    """As published: ResNets by He et al., DeiT by Touvron et al."""
+    """The published figures of He et al. and Touvron et al."""
     with torch.device("meta"):
         resnet, deit = timm.create_model("resnet50"), timm.create_model("deit_tiny_patch16_224")
     assert count_parameters(resnet) == 25_557_032
@@ -233,8 +234,8 @@ def test_half_precision_and_compiled_models():
     assert count_macs(torch.compile(model.float()), (8, 8)) == expected
 
 
-def test_the_model_is_left_as_it_was():
-    class Remembers(nn.Module):
+def test_the_model_is_unchanged():
+    class Stateful(nn.Module):
         def __init__(self):
             super().__init__()
             self.norm = nn.BatchNorm2d(3)
@@ -244,7 +245,7 @@ def test_the_model_is_left_as_it_was():
             self.last = self.conv(self.norm(x))
             return self.last
 
-    model = Remembers()
+    model = Stateful()
     before = copy.deepcopy(model.state_dict())
     count_macs(model, (8, 8))
     assert (model.training, model.norm.training, model.conv.training) == (True, True, False)
@@ -253,11 +254,11 @@ def test_the_model_is_left_as_it_was():
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-def test_plain_tensors_beside_the_parameters_are_fine():
+def test_tensors_that_are_neither_parameters_nor_buffers():
     class Table(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table = torch.ones(8, 8)  # neither parameter nor buffer
+            self.table = torch.ones(8, 8)
 
         def forward(self, x):
             return x @ self.table
@@ -265,7 +266,7 @@ def test_plain_tensors_beside_the_parameters_are_fine():
     assert count_macs(Table(), (8, 8)) == 3 * 8 * 8 * 8
 
 
-def test_errors_of_the_model_come_through():
+def test_errors_of_the_model_are_raised():
     with pytest.raises(RuntimeError, match="channels"):
         count_macs(nn.Conv2d(4, 4, 1), (8, 8))
     with pytest.raises(UserError, match="0×8"):

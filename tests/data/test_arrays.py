@@ -1,11 +1,14 @@
+"""Images in memory: .npz files and scikit-learn's digits."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
-from visualtokens.data.arrays import KEYS, NpzImages
+from visualtokens.data.arrays import KEYS, Digits, NpzImages
 from visualtokens.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -23,12 +26,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "set.npz"
 
 
-def whole(**changes: object) -> dict[str, object]:
+def arrays(**changes: object) -> dict[str, object]:
     return {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:2], "y_test": LABELS[:2]} | changes
 
 
 def test_items(file: Path) -> None:
-    save(file, **whole(classes=np.array(["a", "b", "c"])))
+    save(file, **arrays(classes=np.array(["a", "b", "c"])))
     train, val = NpzImages(file, "train"), NpzImages(file, "val")
     assert (len(train), len(val), train.classes) == (4, 2, ["a", "b", "c"])
     image, label = train[3]
@@ -39,38 +42,38 @@ def test_items(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("images", "labels"), [pair for pairs in KEYS.values() for pair in pairs])
-def test_every_documented_spelling(file: Path, images: str, labels: str) -> None:
+def test_every_pair_of_names(file: Path, images: str, labels: str) -> None:
     split = "train" if "train" in images else "val"
-    arrays = {images: IMAGES, labels: LABELS}
+    given = {images: IMAGES, labels: LABELS}
     if split == "val":
-        arrays |= {"x_train": IMAGES[:1], "y_train": np.array([2])}
-    save(file, **arrays)
+        given |= {"x_train": IMAGES[:1], "y_train": np.array([2])}
+    save(file, **given)
     assert len(NpzImages(file, split)) == 4
 
 
-def test_validation_beats_test(file: Path) -> None:
-    save(file, **whole(x_val=IMAGES[:1], y_val=LABELS[:1]))
+def test_validation_images_are_preferred_to_test_images(file: Path) -> None:
+    save(file, **arrays(x_val=IMAGES[:1], y_val=LABELS[:1]))
     assert len(NpzImages(file, "val")) == 1
 
 
-def test_layouts_of_pixels(file: Path) -> None:
-    save(file, **whole(x_train=IMAGES.transpose(0, 3, 1, 2)))
+def test_channels_first_and_grey_images(file: Path) -> None:
+    save(file, **arrays(x_train=IMAGES.transpose(0, 3, 1, 2)))
     np.testing.assert_array_equal(np.asarray(NpzImages(file, "train")[1][0]), IMAGES[1])
-    save(file, **whole(x_train=IMAGES[..., 0]))
+    save(file, **arrays(x_train=IMAGES[..., 0]))
     grey = np.asarray(NpzImages(file, "train")[1][0])
     np.testing.assert_array_equal(grey, np.repeat(IMAGES[1, ..., :1], 3, 2))
 
 
 def test_classes_come_from_the_training_labels(file: Path) -> None:
-    save(file, **whole())
+    save(file, **arrays())
     assert NpzImages(file, "val").classes == ["0", "1", "2"]
-    save(file, **whole(y_test=np.array([0, 3])))
+    save(file, **arrays(y_test=np.array([0, 3])))
     with pytest.raises(UserError, match="y_test holds labels from 0 to 3, but there are 3 classes"):
         NpzImages(file, "val")
 
 
 def test_column_of_labels(file: Path) -> None:
-    save(file, **whole(y_train=LABELS[:, None].astype(np.int64)))
+    save(file, **arrays(y_train=LABELS[:, None].astype(np.int64)))
     assert [label for _, label in NpzImages(file, "train")] == LABELS.tolist()
 
 
@@ -99,8 +102,8 @@ def test_missing_keys_are_named(file: Path) -> None:
         ({"classes": np.array(["a", None, "c"], object)}, "classes cannot be read .*store plain numbers"),
     ],
 )
-def test_unusable_arrays(file: Path, changes: dict[str, object], message: str) -> None:
-    save(file, **whole(**changes))
+def test_invalid_arrays_are_rejected(file: Path, changes: dict[str, object], message: str) -> None:
+    save(file, **arrays(**changes))
     with pytest.raises(UserError, match=message) as caught:
         NpzImages(file, "train")
     assert "\n" not in str(caught.value)
@@ -113,13 +116,13 @@ def test_pickles_are_never_loaded(file: Path) -> None:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return Path.touch, (ran,)  # type: ignore[return-value]
 
-    save(file, **whole(x_train=np.array([Payload()], object)))
+    save(file, **arrays(x_train=np.array([Payload()], object)))
     with pytest.raises(UserError, match="cannot be read"):
         NpzImages(file, "train")
     assert not ran.exists()
 
 
-def test_files_that_are_no_npz(file: Path) -> None:
+def test_other_files_are_rejected(file: Path) -> None:
     with pytest.raises(UserError, match="is not a file"):
         NpzImages(file, "train")
     file.write_text("words")
@@ -131,22 +134,42 @@ def test_files_that_are_no_npz(file: Path) -> None:
         NpzImages(file, "train")
 
 
-def test_damaged_npz(file: Path) -> None:
-    np.savez_compressed(file, **whole())
-    sound = file.read_bytes()
-    file.write_bytes(sound[: len(sound) // 2])
+def test_a_damaged_file_is_rejected(file: Path) -> None:
+    np.savez_compressed(file, **arrays())
+    intact = file.read_bytes()
+    file.write_bytes(intact[: len(intact) // 2])
     with pytest.raises(UserError, match=r"is not an \.npz file"):
         NpzImages(file, "train")
-    broken = bytearray(sound)
+    broken = bytearray(intact)
     broken[100:140] = bytes(40)  # inside the first compressed array
     file.write_bytes(broken)
     with pytest.raises(UserError, match=r"x_train is damaged|x_train cannot be read"):
         NpzImages(file, "train")
 
 
-def test_a_real_file() -> None:
+def test_cifar() -> None:
     cifar = Path(__file__).parents[2] / "../shared/data/cifar10_20k.npz"
     if not cifar.is_file():
         pytest.skip("no CIFAR-10 beside the project")
     val = NpzImages(cifar, "val")
     assert (len(val), val.classes[val[0][1]], val[0][0].size) == (4000, "horse", (32, 32))
+
+
+def test_the_digit_splits_are_disjoint_stratified_and_fixed() -> None:
+    train, val = Digits("train"), Digits("val")
+    assert (len(train), len(val)) == (1437, 360)
+    assert len({d.path(i) for d in (train, val) for i in range(len(d))}) == 1797
+    np.testing.assert_allclose(np.bincount(val.labels), np.bincount(load_digits().target) * 0.2, atol=1)
+    assert val.rows[:8].tolist() == [21, 24, 28, 34, 35, 37, 39, 42]
+
+
+def test_digits_are_scikit_learns_images_in_full_range() -> None:
+    source, dataset = load_digits(), Digits("val")
+    for index in (0, 17, 359):
+        image, label = dataset[index]
+        row = int(dataset.path(index).removeprefix("digits[").removesuffix("]"))
+        expected = np.rint(source.images[row] / 16 * 255)  # 0..16 to 0..255
+        assert (image.mode, image.size) == ("RGB", (8, 8))
+        np.testing.assert_array_equal(np.asarray(image), np.repeat(expected[..., None], 3, 2))
+        assert label == source.target[row]
+    assert dataset.classes == list("0123456789")

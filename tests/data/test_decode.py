@@ -1,9 +1,12 @@
-"""Every mode and every kind of damage, from files made here with known pixels."""
+"""Decoding: every pixel mode with known pixels, masks of class numbers, and damaged files."""
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import pickle
+import random
 import struct
 import zlib
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin
 
 from visualtokens.data import BadImage, read_image
-from visualtokens.data.decode import MAX_PIXELS, as_rgb
+from visualtokens.data.decode import MAX_PIXELS, BadAnnotation, as_rgb, read_mask
 from visualtokens.errors import UserError
 
 WHITE, BLACK, RED = (255, 255, 255), (0, 0, 0), (255, 0, 0)
@@ -39,14 +42,11 @@ def from_pixels(mode: str, values: list) -> Image.Image:
         ("RGB", [(1, 2, 3), (250, 128, 0)], ".png", [(1, 2, 3), (250, 128, 0)]),
         ("RGB", [(1, 2, 3), (250, 128, 0)], ".bmp", [(1, 2, 3), (250, 128, 0)]),
         ("RGB", [(1, 2, 3), (250, 128, 0)], ".ppm", [(1, 2, 3), (250, 128, 0)]),
-        ("RGB", [(1, 2, 3), (250, 128, 0)], ".tiff", [(1, 2, 3), (250, 128, 0)]),
         ("L", [0, 7, 255], ".png", [BLACK, (7, 7, 7), WHITE]),
         ("1", [0, 255], ".png", [BLACK, WHITE]),
-        ("1", [0, 255], ".tiff", [BLACK, WHITE]),
-        # Alpha a lays a colour c on white as c·a + 255·(1 − a).
+        # Opacity a blends a colour c with white to c·a + 255·(1 − a).
         ("LA", [(0, 255), (0, 0), (100, 51)], ".png", [BLACK, WHITE, (224, 224, 224)]),
         ("RGBA", [(*RED, 255), (*RED, 0), (*RED, 51)], ".png", [RED, WHITE, (255, 204, 204)]),
-        ("RGBA", [(*RED, 255), (*RED, 0), (*RED, 51)], ".tiff", [RED, WHITE, (255, 204, 204)]),
         # Full magenta and yellow make red; half black makes grey.
         ("CMYK", [(0, 255, 255, 0), (0, 0, 0, 127), (0, 0, 0, 255)], ".tiff", [RED, (128,) * 3, BLACK]),
         # v·255/65535, rounded: 128 is 0.498 and 129 is 0.502. Clipping would turn all above 255 white.
@@ -76,13 +76,13 @@ def test_palette(tmp_path: Path) -> None:
     assert pixels(tmp_path / "p.png") == [(10, 20, 30), RED, (0, 0, 255)]
 
 
-def test_palette_with_a_transparent_colour_shows_white_there(tmp_path: Path) -> None:
+def test_a_transparent_palette_colour_becomes_white(tmp_path: Path) -> None:
     for name in ("p.png", "p.gif"):
         palette_image().save(tmp_path / name, transparency=1)
         assert pixels(tmp_path / name) == [(10, 20, 30), WHITE, (0, 0, 255)]
 
 
-def test_palette_with_half_transparent_colours(tmp_path: Path) -> None:
+def test_translucent_palette_colours_are_blended_with_white(tmp_path: Path) -> None:
     palette_image().save(tmp_path / "p.png", transparency=bytes((255, 51, 0)))
     assert pixels(tmp_path / "p.png") == [(10, 20, 30), (255, 204, 204), WHITE]
 
@@ -95,7 +95,9 @@ def test_palette_with_half_transparent_colours(tmp_path: Path) -> None:
         ("I;16", [32896, 257], 32896, [WHITE, (1, 1, 1)]),
     ],
 )
-def test_colour_keyed_png(tmp_path: Path, mode: str, values: list, key: object, expected: list) -> None:
+def test_a_transparent_colour_key_becomes_white(
+    tmp_path: Path, mode: str, values: list, key: object, expected: list
+) -> None:
     from_pixels(mode, values).save(tmp_path / "key.png", transparency=key)
     assert pixels(tmp_path / "key.png") == expected
 
@@ -105,14 +107,14 @@ def test_cmyk_jpeg_is_not_inverted(tmp_path: Path) -> None:
     assert np.abs(np.array(pixels(tmp_path / "c.jpg")) - RED).max() <= 4
 
 
-def test_first_frame_of_an_animation(tmp_path: Path) -> None:
+def test_the_first_frame_of_an_animation_is_used(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
     for name in ("a.gif", "a.png", "a.tiff", "a.webp"):
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], lossless=True)
         assert set(pixels(tmp_path / name)) == {RED}, name
 
 
-# What EXIF says about the first row and first column of the stored pixels, as array operations.
+# EXIF orientations as array operations on the stored pixels.
 TURNS = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
@@ -126,15 +128,14 @@ TURNS = {
 
 
 @pytest.mark.parametrize("orientation", TURNS)
-@pytest.mark.parametrize("suffix", [".png", ".tiff", ".webp"])
-def test_exif_orientation(tmp_path: Path, orientation: int, suffix: str) -> None:
+def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
     stored = np.random.default_rng(0).integers(0, 256, (2, 3, 3), dtype=np.uint8)
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    Image.fromarray(stored).save(tmp_path / f"e{suffix}", exif=exif, lossless=True)
-    image = read_image(tmp_path / f"e{suffix}")
+    Image.fromarray(stored).save(tmp_path / "e.png", exif=exif)
+    image = read_image(tmp_path / "e.png")
     np.testing.assert_array_equal(np.asarray(image), TURNS[orientation](stored))
-    assert not image.getexif()  # so that nobody turns it a second time
+    assert not image.getexif()  # so that it is not applied twice
 
 
 def exif_block(*entries: bytes) -> bytes:
@@ -142,7 +143,7 @@ def exif_block(*entries: bytes) -> bytes:
     return b"Exif\0\0II*\0" + struct.pack("<I", 8) + ifd
 
 
-def test_a_photo_with_odd_metadata_is_still_turned(tmp_path: Path) -> None:
+def test_orientation_is_applied_despite_invalid_metadata(tmp_path: Path) -> None:
     turn = struct.pack("<HHIHH", ExifTags.Base.Orientation, 3, 1, 6, 0)
     text_for_a_number = struct.pack("<HHI4s", ExifTags.Base.ImageWidth, 2, 4, b"abc\0")
     path = tmp_path / "odd.jpg"
@@ -152,7 +153,7 @@ def test_a_photo_with_odd_metadata_is_still_turned(tmp_path: Path) -> None:
     assert read_image(path).size == (8, 16)
 
 
-def test_the_result_is_free_of_its_file(tmp_path: Path) -> None:
+def test_the_image_is_independent_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "x.png"
     Image.new("RGB", (2, 2), RED).save(path)
     image = read_image(str(path))
@@ -164,7 +165,7 @@ def test_the_result_is_free_of_its_file(tmp_path: Path) -> None:
     ("mode", "value", "reason"),
     [("F", 0.5, "float pixels"), ("I", -1, "from -1 to -1"), ("I", 65536, "to 65536")],
 )
-def test_pixels_without_a_defined_white_are_refused(
+def test_pixels_without_a_defined_white_are_rejected(
     tmp_path: Path, mode: str, value: float, reason: str
 ) -> None:
     Image.new(mode, (2, 2), value).save(tmp_path / "x.tiff")
@@ -175,7 +176,7 @@ def test_pixels_without_a_defined_white_are_refused(
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that promises a size and holds no pixels at all."""
+    """A PNG with a header of the given size and no pixels."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
     return (
@@ -183,12 +184,12 @@ def png_header(width: int, height: int) -> bytes:
     )
 
 
-def test_too_many_pixels_are_refused_from_the_header(tmp_path: Path) -> None:
+def test_too_many_pixels_are_rejected_from_the_header(tmp_path: Path) -> None:
     path = tmp_path / "big.png"
     path.write_bytes(png_header(8001, 8000))
     with pytest.raises(BadImage, match="8001×8000 is more than 64 megapixels"):
         read_image(path)
-    path.write_bytes(png_header(8000, MAX_PIXELS // 8000))  # just allowed, so it is the pixels that lack
+    path.write_bytes(png_header(8000, MAX_PIXELS // 8000))  # allowed, but without pixels
     with pytest.raises(BadImage, match="damaged"):
         read_image(path)
 
@@ -206,13 +207,13 @@ def test_decompression_bombs(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
-def test_a_bomb_where_warnings_are_errors(tmp_path: Path) -> None:
+def test_a_decompression_bomb_where_warnings_are_errors(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png_header(10_000, 10_000))
     with pytest.raises(BadImage, match="too large"):
         read_image(tmp_path / "bomb.png")
 
 
-def test_files_that_are_not_images(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.jpg").write_text("just words")
     (tmp_path / "folder.jpg").mkdir()
@@ -241,31 +242,151 @@ def test_permission_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("PIL.Image.open", refuse)  # file modes do not stop root, who runs some test machines
+    monkeypatch.setattr("PIL.Image.open", refuse)  # file modes do not apply to root
     with pytest.raises(BadImage, match="permission denied"):
         read_image(path)
 
 
-def test_a_mistake_of_the_caller_is_not_called_a_bad_image() -> None:
+def test_a_wrong_argument_is_not_a_bad_image() -> None:
     with pytest.raises(TypeError, match="NoneType"):
         read_image(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif", ".tiff", ".webp", ".bmp"])
-def test_truncated(tmp_path: Path, suffix: str) -> None:
+def test_a_truncated_file_is_rejected(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"cut{suffix}"
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
+    intact = path.read_bytes()
+    path.write_bytes(intact[: len(intact) // 2])
     with pytest.raises(BadImage) as caught:
         read_image(path)
     assert caught.value.path == str(path)
     assert caught.value.reason
 
 
-def test_bad_image_survives_pickling() -> None:
+def test_errors_can_be_pickled() -> None:
     bad = pickle.loads(pickle.dumps(BadImage("a/b.jpg", "empty file")))
     assert (type(bad), bad.path, bad.reason) == (BadImage, "a/b.jpg", "empty file")
     assert str(bad) == "cannot read a/b.jpg: empty file"
-    assert isinstance(bad, UserError)
+    bad = pickle.loads(pickle.dumps(BadAnnotation("a.png", "a", "size", "3×4")))
+    assert (bad.path, bad.image_id, bad.field, bad.why) == ("a.png", "a", "size", "3×4")
+    assert str(bad) == "cannot read a.png: annotation of image a, size: 3×4"
+
+
+DAMAGED_FILES = 40  # per sample
+
+
+def encode(image: Image.Image, **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, **options)
+    return out.getvalue()
+
+
+@functools.cache
+def samples() -> dict[str, bytes]:
+    noise = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+    rgb = Image.fromarray(noise)
+    grey16 = Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    exif[ExifTags.Base.ImageDescription] = "noise"
+    exif[ExifTags.Base.XResolution] = 72.0
+    palette = rgb.convert("P")
+    return {
+        "jpeg": encode(rgb, format="JPEG", exif=exif),
+        "progressive": encode(rgb, format="JPEG", progressive=True),
+        "cmyk": encode(rgb.convert("CMYK"), format="JPEG"),
+        "png": encode(rgb, format="PNG", exif=exif),
+        "palette": encode(palette, format="PNG", transparency=3),
+        "png16": encode(grey16, format="PNG"),
+        "gif": encode(palette, format="GIF", save_all=True, append_images=[palette.rotate(90)]),
+        "bmp": encode(rgb, format="BMP"),
+        "tiff": encode(rgb, format="TIFF", exif=exif),
+        "tiff-lzw": encode(rgb, format="TIFF", compression="tiff_lzw"),
+        "tiff-jpeg": encode(rgb, format="TIFF", compression="jpeg"),
+        "fax": encode(rgb.convert("1"), format="TIFF", compression="group4"),
+        "webp": encode(rgb, format="WEBP", exif=exif),
+        "webp-lossless": encode(rgb, format="WEBP", lossless=True),
+        "avif": encode(rgb, format="AVIF", exif=exif),
+        "jpeg2000": encode(rgb, format="JPEG2000"),
+        "pgm16": encode(grey16.convert("I"), format="PPM"),
+    }
+
+
+def damage(intact: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.25:
+        return intact[: rng.randrange(1, len(intact))]
+    data = bytearray(intact)
+    reach = len(data) if rng.random() < 0.5 else min(len(data), 200)  # half of the time in the header
+    for _ in range(rng.choice((1, 1, 2, 4, 10))):
+        data[rng.randrange(reach)] = rng.choice((0, 255, rng.randrange(256), 1 << rng.randrange(8)))
+    return bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns about some of the damage
+@pytest.mark.parametrize("name", samples())
+def test_a_damaged_file_is_decoded_or_rejected(name: str, tmp_path: Path) -> None:
+    intact, rng, path = samples()[name], random.Random(name), tmp_path / name
+    path.write_bytes(intact)
+    assert read_image(path).mode == "RGB"
+    rejected: list[BadImage] = []
+    for _ in range(DAMAGED_FILES):
+        path.write_bytes(damage(intact, rng))
+        try:
+            image = read_image(path)
+        except BadImage as bad:
+            rejected.append(bad)
+        else:
+            assert image.mode == "RGB"
+            assert min(image.size) >= 1
+    assert rejected  # the damage was real
+    assert all(bad.path == str(path) and bad.reason for bad in rejected)
+
+
+MASK = np.array([[0, 1, 2], [255, 7, 0]], np.uint8)
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.bmp", "x.tif"])
+@pytest.mark.parametrize("palette", [False, True])
+def test_masks_keep_their_numbers(tmp_path: Path, name: str, palette: bool) -> None:
+    image = Image.fromarray(MASK)
+    if palette:  # of colours unrelated to the numbers
+        image.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+    image.save(tmp_path / name)
+    assert read_mask(tmp_path / name).tolist() == MASK.tolist()
+
+
+def test_masks_of_one_and_of_sixteen_bits(tmp_path: Path) -> None:
+    Image.fromarray(MASK > 0).save(tmp_path / "bit.png")
+    assert read_mask(tmp_path / "bit.png").tolist() == [[0, 1, 1], [1, 1, 0]]
+    deep = np.array([[0, 300], [65535, 2]], np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert read_mask(tmp_path / "deep.png").tolist() == deep.tolist()
+
+
+def mask_error(path: Path, **options: str) -> BadAnnotation:
+    with pytest.raises(BadAnnotation) as caught:
+        read_mask(path, **options)
+    assert caught.value.path == str(path)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_other_masks_are_rejected_with_image_and_field(tmp_path: Path) -> None:
+    missing = mask_error(tmp_path / "x.png")
+    assert (missing.image_id, missing.field, missing.why) == ("x", "file", "no such file")
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "rgb.png")
+    colours = mask_error(tmp_path / "rgb.png", image_id="000017")
+    assert (colours.image_id, colours.field) == ("000017", "mode")
+    assert "save one number per pixel" in str(colours)
+
+    Image.fromarray(MASK).save(tmp_path / "photo.jpg")
+    assert "a lossless format" in str(mask_error(tmp_path / "photo.jpg"))
+
+    Image.fromarray(MASK).save(tmp_path / "intact.png")
+    data = (tmp_path / "intact.png").read_bytes()
+    for end in range(0, data.index(b"IDAT") + 8, 5):  # before the pixels are complete
+        (tmp_path / "cut.png").write_bytes(data[:end])
+        assert mask_error(tmp_path / "cut.png").field == "file"

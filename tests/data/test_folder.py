@@ -1,3 +1,5 @@
+"""Folders of images, one per class."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,17 +12,17 @@ from visualtokens.data.folder import ImageFolder
 from visualtokens.errors import UserError
 
 
-def put(path: Path, colour: str = "red") -> None:
+def save(path: Path, colour: str = "red") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (4, 4), colour).save(path)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    put(tmp_path / "train/cat/2.jpg")
-    put(tmp_path / "train/cat/1.PNG", "blue")
-    put(tmp_path / "train/Bird/3.webp")
-    put(tmp_path / "val/cat/4.bmp", "blue")
+    save(tmp_path / "train/cat/2.jpg")
+    save(tmp_path / "train/cat/1.PNG", "blue")
+    save(tmp_path / "train/Bird/3.webp")
+    save(tmp_path / "val/cat/4.bmp", "blue")
     return tmp_path
 
 
@@ -37,20 +39,20 @@ def test_items_and_classes_are_sorted(root: Path) -> None:
     assert train.spec == f"folder:{root}"
 
 
-def test_val_is_numbered_like_train(root: Path) -> None:
+def test_validation_has_the_class_numbers_of_training(root: Path) -> None:
     val = ImageFolder(root, "val")
     assert val.classes == ["Bird", "cat"]
     assert [label for _, label in val] == [1]
 
 
-def test_what_counts_as_an_image_is_the_extension(root: Path) -> None:
+def test_images_are_recognised_by_their_extension(root: Path) -> None:
     (root / "train/cat/notes.txt").write_text("not an image")
     (root / "train/cat/.DS_Store").write_bytes(b"\0")
     (root / "train/cat/broken.jpg").write_bytes(b"not an image either")
-    put(root / "train/cat/.ipynb_checkpoints/copy.png")
-    put(root / "train/.trash/old.png")
-    put(root / "train/cat/more/5.png")
-    put(root / "masks/train/cat/1.png")
+    save(root / "train/cat/.ipynb_checkpoints/copy.png")
+    save(root / "train/.trash/old.png")
+    save(root / "train/cat/more/5.png")
+    save(root / "masks/train/cat/1.png")
     train = ImageFolder(root, "train")
     assert [Path(file).name for file in train.files] == ["3.webp", "1.PNG", "2.jpg", "broken.jpg", "5.png"]
     with pytest.raises(BadImage) as caught:
@@ -63,7 +65,7 @@ def test_home_is_expanded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(ImageFolder(f"~/{root.name}", "train")) == 3
 
 
-def test_missing_or_wrong_root(tmp_path: Path) -> None:
+def test_a_missing_root_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere does not exist; expected .*nowhere/train/<class>/\*\.jpg"):
         ImageFolder(tmp_path / "nowhere", "train")
     (tmp_path / "file").touch()
@@ -73,9 +75,9 @@ def test_missing_or_wrong_root(tmp_path: Path) -> None:
         ImageFolder(tmp_path, "train")
 
 
-def test_class_folders_without_splits(tmp_path: Path) -> None:
+def test_class_folders_without_splits_are_explained(tmp_path: Path) -> None:
     for name in "abcdefg":
-        put(tmp_path / name / "1.jpg")
+        save(tmp_path / name / "1.jpg")
     with pytest.raises(UserError) as caught:
         ImageFolder(tmp_path, "train")
     message = str(caught.value)
@@ -83,20 +85,20 @@ def test_class_folders_without_splits(tmp_path: Path) -> None:
     assert f"expected {tmp_path}/train/<class>/*.jpg and {tmp_path}/val/<class>/*.jpg" in message
 
 
-def test_missing_val(tmp_path: Path) -> None:
-    put(tmp_path / "train/cat/1.jpg")
+def test_a_missing_split_is_rejected(tmp_path: Path) -> None:
+    save(tmp_path / "train/cat/1.jpg")
     assert len(ImageFolder(tmp_path, "train")) == 1
     with pytest.raises(UserError, match=r"has no val/ folder, only train/; expected"):
         ImageFolder(tmp_path, "val")
 
 
-def test_images_outside_class_folders(root: Path) -> None:
-    put(root / "train/stray.jpg")
+def test_images_outside_class_folders_are_rejected(root: Path) -> None:
+    save(root / "train/stray.jpg")
     with pytest.raises(UserError, match=r"outside class folders, such as stray\.jpg"):
         ImageFolder(root, "train")
 
 
-def test_folders_without_images(root: Path) -> None:
+def test_folders_without_images_are_rejected(root: Path) -> None:
     (root / "train/dog").mkdir()
     with pytest.raises(UserError, match=r"train/dog holds no images \(\.avif"):
         ImageFolder(root, "train")
@@ -108,13 +110,13 @@ def test_folders_without_images(root: Path) -> None:
         ImageFolder(root, "val")
 
 
-def test_val_class_that_train_does_not_know(root: Path) -> None:
-    put(root / "val/dog/1.jpg")
-    with pytest.raises(UserError, match=r"classes that .*train does not know: dog; add them"):
+def test_a_validation_class_that_training_lacks_is_rejected(root: Path) -> None:
+    save(root / "val/dog/1.jpg")
+    with pytest.raises(UserError, match=r"classes that .*train does not have: dog; add them"):
         ImageFolder(root, "val")
 
 
-def test_a_real_folder_with_other_things_beside_it() -> None:
+def test_pets() -> None:
     pets = Path(__file__).parents[2] / "../shared/data/pets"
     if not pets.is_dir():
         pytest.skip("no folder of pets beside the project")

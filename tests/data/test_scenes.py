@@ -1,8 +1,8 @@
+"""Generated scenes: consistent annotations, determined by seed, split and index."""
+
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,10 +10,10 @@ import torch
 
 from visualtokens.data import DigitScenes, Scene
 from visualtokens.data.arrays import Digits
-from visualtokens.data.scenes import LEAST_VISIBLE, _Canvas
+from visualtokens.data.scenes import MIN_VISIBLE, _Canvas
 from visualtokens.errors import UserError
 
-SIZES = [(128, 128), (32, 32), (48, 160), (200, 64)]
+SIZES = [(128, 128), (32, 32), (48, 160)]
 
 
 def digest(scene: Scene) -> str:
@@ -23,9 +23,9 @@ def digest(scene: Scene) -> str:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_annotations_agree_with_each_other(size: tuple[int, int]) -> None:
+def test_annotations_are_consistent(size: tuple[int, int]) -> None:
     scenes = DigitScenes("train", size=size)
-    for number in range(25):
+    for number in range(8):
         scene = scenes.scene(number)
         n = len(scene.labels)
         assert (scene.image.mode, scene.image.size) == ("RGB", (size[1], size[0]))
@@ -45,34 +45,35 @@ def test_annotations_agree_with_each_other(size: tuple[int, int]) -> None:
         torch.testing.assert_close(scene.semantic, semantic)
 
 
-def test_scenes_hold_real_digits_of_their_own_split_only() -> None:
+def test_scenes_hold_digits_of_their_own_split_only() -> None:
     train, val = Digits("train"), Digits("val")
     for split, own in (("train", train), ("val", val)):
+        scenes = DigitScenes(split, size=(32, 32))
         label_of = dict(zip(own.rows.tolist(), own.labels.tolist(), strict=True))
-        for number in range(40):
-            scene = DigitScenes(split).scene(number)
+        for number in range(20):
+            scene = scenes.scene(number)
             assert [label_of[row] for row in scene.rows.tolist()] == scene.labels.tolist()
 
 
-def test_occlusion_happens_but_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    covered: list[float] = []
+def test_occlusion_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    visible: list[float] = []
     finish = _Canvas.image
 
-    def watch(canvas: _Canvas, rng: np.random.Generator) -> object:
-        covered.extend(m.sum() / whole for m, whole in zip(canvas.masks, canvas._whole, strict=True))
+    def record(canvas: _Canvas, rng: np.random.Generator) -> object:
+        visible.extend(mask.sum() / area for mask, area in zip(canvas.masks, canvas._areas, strict=True))
         return finish(canvas, rng)
 
-    monkeypatch.setattr(_Canvas, "image", watch)
-    scenes = DigitScenes("train", size=(64, 64))
-    for number in range(60):
+    monkeypatch.setattr(_Canvas, "image", record)
+    scenes = DigitScenes("train", size=(48, 48))
+    for number in range(40):
         scenes.scene(number)
-    assert LEAST_VISIBLE <= min(covered) < 1
-    assert max(covered) == 1
+    assert MIN_VISIBLE <= min(visible) < 1
+    assert max(visible) == 1
 
 
-def test_digits_stand_out_and_the_background_is_cluttered() -> None:
+def test_digits_have_contrast_and_the_background_is_cluttered() -> None:
     scenes, brightness = DigitScenes("train"), []
-    for number in range(20):
+    for number in range(10):
         scene = scenes.scene(number)
         grey = np.asarray(scene.image.convert("L")).astype(float)
         background = grey[scene.semantic.numpy() == 0]
@@ -81,11 +82,14 @@ def test_digits_stand_out_and_the_background_is_cluttered() -> None:
     assert np.mean(brightness) > 40
 
 
-def test_a_scene_depends_on_seed_split_and_number_only() -> None:
+def test_a_scene_depends_on_seed_split_size_and_index_only() -> None:
+    before = torch.get_rng_state(), np.random.get_state()
     first = digest(DigitScenes("val", length=3).scene(2))
     again = DigitScenes("val", length=1000)
     again.scene(7)
     assert digest(again.scene(2)) == first
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_equal(np.random.get_state(), before[1])
     others = [
         DigitScenes("val").scene(1),
         DigitScenes("val", seed=1).scene(2),
@@ -95,32 +99,20 @@ def test_a_scene_depends_on_seed_split_and_number_only() -> None:
     assert len({first, *map(digest, others)}) == 5
 
 
-def test_scenes_are_equal_in_another_process() -> None:
-    code = (
-        "import hashlib; from visualtokens.data import DigitScenes;"
-        "s = DigitScenes('train', seed=3).scene(11);"
-        "t = (s.labels, s.boxes, s.masks, s.semantic, s.rows);"
-        "b = b''.join([s.image.tobytes(), *(x.numpy().tobytes() for x in t)]);"
-        "print(hashlib.sha256(b).hexdigest())"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == digest(DigitScenes("train", seed=3).scene(11))
-
-
 def test_the_label_is_the_largest_visible_digit() -> None:
-    scenes = DigitScenes("train", length=30)
+    scenes = DigitScenes("train", size=(48, 48))
     several = 0
-    for number in range(30):
+    for number in range(12):
         image, label = scenes[number]
         scene = scenes.scene(number)
         areas = [int(mask.sum()) for mask in scene.masks]
         assert label == scene.labels[areas.index(max(areas))]
         assert image.tobytes() == scene.image.tobytes()
         several += len(areas) > 1
-    assert several > 5
+    assert several > 3
 
 
-def test_dataset_protocol() -> None:
+def test_scenes_are_a_finite_dataset() -> None:
     scenes = DigitScenes("val", size=(32, 32), length=4)
     assert len(list(scenes)) == len(scenes) == 4
     assert scenes.classes == list("0123456789")
@@ -128,13 +120,6 @@ def test_dataset_protocol() -> None:
     for outside in (-1, 4):
         with pytest.raises(IndexError):
             scenes.scene(outside)
-
-
-def test_global_random_state_is_left_alone() -> None:
-    torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()
-    DigitScenes("train").scene(0)
-    assert torch.equal(torch.get_rng_state(), torch_before)
-    np.testing.assert_equal(np.random.get_state(), numpy_before)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +130,6 @@ def test_global_random_state_is_left_alone() -> None:
         ({"seed": -1}, "seed=-1"),
     ],
 )
-def test_unusable_options(options: dict, message: str) -> None:
+def test_invalid_options_are_rejected(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         DigitScenes("train", **options)

@@ -1,171 +1,162 @@
-"""The layouts of the segmentation datasets, each made small on disk."""
+"""Segmentation: augmenting images with their masks, and batches of them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from visualtokens.data import BadImage
-from visualtokens.data.segmentation import ADE20K, COCO_STUFF, LIP, mirrored_classes, open_segmentation
-from visualtokens.data.segmentation_transforms import BadAnnotation
+from visualtokens.data import Share, open_segmentation
+from visualtokens.data.decode import BadAnnotation
+from visualtokens.data.mask_folders import ADE20K, COCO_STUFF, LIP
+from visualtokens.data.segmentation import (
+    SEGMENT_PRESETS,
+    Mask,
+    SegmentationDataset,
+    SegmentAugment,
+    SegmentBatch,
+    SegmentPreprocess,
+    create_segment_loader,
+    mirrored_classes,
+)
+from visualtokens.data.transforms import as_augment
 from visualtokens.errors import UserError
 
-PETS = Path(__file__).parents[2] / "../shared/data/pets"
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
-def put(image: Path, mask: Path, values: list[list[int]], colour: str = "red") -> None:
-    array = np.array(values, np.uint8)
-    for path in (image, mask):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (array.shape[1], array.shape[0]), colour).save(image)
-    Image.fromarray(array).save(mask)
+def preprocess(*size: int, **options: object) -> SegmentPreprocess:
+    return SegmentPreprocess((size[0], size[-1]), MEAN, STD, **options)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def masks(tmp_path: Path) -> Path:
-    (tmp_path / "classes.txt").write_text("road\nleft wall\n\nright wall\n")
-    put(tmp_path / "images/train/b.jpg", tmp_path / "masks/train/b.png", [[0, 1, 2], [255, 0, 0]])
-    put(tmp_path / "images/train/a/c.PNG", tmp_path / "masks/train/a/c.png", [[2]], "blue")
-    put(tmp_path / "images/val/d.webp", tmp_path / "masks/val/d.png", [[1, 1]])
-    return tmp_path
-
-
-def test_folder_of_masks(masks: Path) -> None:
-    train, val = (open_segmentation(f"masks:{masks}", split) for split in ("train", "val"))
-    assert train.classes == val.classes == ["road", "left wall", "right wall"]
-    assert train.spec == f"masks:{masks}"
-    assert train.keep_ratio
-    assert (len(train), len(val)) == (2, 1)
-    assert [Path(train.path(i)).name for i in range(2)] == ["c.PNG", "b.jpg"]
-    image, mask = train[1]
-    assert (image.mode, image.size) == ("RGB", (3, 2))
-    assert mask.dtype == np.uint8
-    assert mask.tolist() == [[0, 1, 2], [255, 0, 0]]
-    assert train[0][0].getpixel((0, 0)) == (0, 0, 255)
-
-
-def test_what_is_wrong_with_an_item_is_told_when_it_is_read(masks: Path) -> None:
-    put(masks / "images/train/e.png", masks / "masks/train/e.png", [[0, 3]])
-    Image.new("RGB", (5, 1)).save(masks / "images/train/b.jpg")
-    (masks / "images/train/a/c.PNG").write_bytes(b"no image")
-    train = open_segmentation(f"masks:{masks}", "train")
-    with pytest.raises(BadImage, match="known format") as caught:
-        train[0]
-    assert not isinstance(caught.value, BadAnnotation)
-    with pytest.raises(BadAnnotation, match=r"3×2, but .*b.jpg is 5×1") as caught:
-        train[1]
-    assert (caught.value.image_id, caught.value.field) == ("b", "size")
-    assert caught.value.path == str(masks / "masks/train/b.png")
-    with pytest.raises(BadAnnotation, match=r"image e, pixels: 3 at row 0, column 1 .*\(0 to 2, 255\)"):
-        train[2]
-
-
-def test_an_image_without_a_mask_is_told_at_once(masks: Path) -> None:
-    (masks / "masks/train/b.png").unlink()
-    with pytest.raises(
-        UserError, match=r"1 of 2 images in .* have no mask in .*, such as .*b.jpg; add .*b.png"
-    ):
-        open_segmentation(f"masks:{masks}", "train")
-
-
-def test_two_images_of_one_name(masks: Path) -> None:
-    Image.new("RGB", (1, 1)).save(masks / "images/train/b.png")
-    with pytest.raises(UserError, match="have the same name; rename one"):
-        open_segmentation(f"masks:{masks}", "train")
+def marked(height: int, width: int) -> tuple[Image.Image, np.ndarray]:
+    """Coloured blocks of 8×8 pixels, and a mask of their classes: class = red // 16."""
+    blocks = np.random.default_rng(1).integers(0, 15, (-(-height // 8), -(-width // 8)), dtype=np.uint8)
+    mask = np.kron(blocks, np.ones((8, 8), np.uint8))[:height, :width]
+    pixels = np.stack([mask * 16, 200 - mask, np.full_like(mask, 90)], axis=2)
+    return Image.fromarray(pixels), mask
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "classes.txt does not exist; write the name"), ("", "names 0 classes"), ("a\nb\na", "'a' twice")],
+    ("width", "height", "seen"),
+    [(200, 100, (64, 128)), (100, 200, (128, 64)), (64, 64, (64, 64)), (10, 10, (64, 64))],
 )
-def test_classes_must_be_named(masks: Path, text: str | None, message: str) -> None:
-    (masks / "classes.txt").unlink()
-    if text is not None:
-        (masks / "classes.txt").write_text(text)
+def test_the_short_side_is_that_of_the_model(width: int, height: int, seen: tuple[int, int]) -> None:
+    assert preprocess(64).seen_size(width, height) == seen
+
+
+def test_images_of_any_size_are_resized() -> None:
+    small = preprocess(64)
+    assert small.seen_size(1, 1) == (64, 64)
+    assert small.seen_size(2000, 1) == (1, 256)  # the long side is at most four times as long
+    assert small.seen_size(1, 2000) == (256, 1)
+    assert preprocess(64, longest=100).seen_size(300, 100) == (33, 100)
+    for size in ((1, 1), (2000, 1)):
+        x = small(Image.new("RGB", size, "white"))
+        assert x.shape == (3, *small.seen_size(*size))
+        torch.testing.assert_close(x[:, 0, 0], (1 - torch.tensor(MEAN)) / torch.tensor(STD))
+
+
+def test_images_are_stretched_without_keep_ratio() -> None:
+    stretch = preprocess(30, 50, keep_ratio=False)
+    assert stretch.seen_size(7, 900) == (30, 50)
+    assert stretch(Image.new("RGB", (7, 9))).shape == (3, 30, 50)
+
+
+def test_the_default_crop_is_the_image() -> None:
+    image, mask = marked(64, 64)
+    pixels, truth = SegmentAugment()(image, mask, preprocess(64), np.random.default_rng(0), mirror=range(15))
+    assert pixels.dtype == truth.dtype == torch.uint8
+    assert type(pixels) is type(truth) is torch.Tensor
+    assert torch.equal(pixels, torch.from_numpy(np.array(image)).permute(2, 0, 1))
+    assert torch.equal(truth, torch.from_numpy(mask))
+
+
+def test_image_and_mask_change_together() -> None:
+    """After random scaling, cropping and flipping, the colour of a pixel still determines its class."""
+    image, mask = marked(64, 96)
+    augment = SegmentAugment(scale=(1.0, 3.0), flip=0.5)
+    for seed in range(8):
+        pixels, truth = augment(image, mask, preprocess(64), np.random.default_rng(seed), mirror=range(15))
+        assert pixels.shape == (3, 64, 64)
+        agree = (pixels[0].float() / 16).round() == truth
+        assert agree.float().mean() > 0.7  # all but the antialiased edges of the blocks
+        assert len(truth.unique()) > 3
+
+
+def test_padding_is_ignored() -> None:
+    image, mask = marked(64, 64)
+    half = SegmentAugment(scale=(0.5, 0.5))
+    pixels, truth = half(image, mask, preprocess(64), np.random.default_rng(0), mirror=range(15))
+    assert (truth != 255).nonzero().amax(0).tolist() == [31, 31]
+    assert (truth[:32, :32] != 255).all()
+    assert pixels[:, -1, -1].tolist() == [round(255 * m) for m in MEAN]
+
+
+def test_a_flip_swaps_left_and_right_classes() -> None:
+    image, mask = marked(32, 32)
+    mirror = [1, 0, *range(2, 15)]
+    flip = SegmentAugment(flip=1.0)
+    pixels, truth = flip(image, mask, preprocess(32), np.random.default_rng(0), mirror=mirror)
+    expected = np.array([*mirror], np.uint8)[mask[:, ::-1]]
+    assert truth.tolist() == expected.tolist()
+    assert torch.equal(pixels.flip(2), torch.from_numpy(np.array(image)).permute(2, 0, 1))
+    mask[:] = 255
+    assert flip(image, mask, preprocess(32), np.random.default_rng(0), mirror=mirror)[1].unique() == 255
+
+
+def test_colour_jitter_keeps_the_mask() -> None:
+    image, mask = marked(32, 32)
+    jitter = SegmentAugment(brightness=0.5, contrast=0.5, saturation=0.5, hue=0.3)
+    pixels, truth = jitter(image, mask, preprocess(32), np.random.default_rng(0), mirror=range(15))
+    assert truth.tolist() == mask.tolist()
+    assert not torch.equal(pixels, torch.from_numpy(np.array(image)).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("preset", SEGMENT_PRESETS)
+@pytest.mark.parametrize("size", [(1, 200), (40, 30)])
+def test_every_preset_is_repeatable_for_any_size(preset: str, size: tuple[int, int]) -> None:
+    image, mask = Image.new("RGB", size), np.zeros((size[1], size[0]), np.uint8)
+    augment = SEGMENT_PRESETS[preset]
+    first = augment(image, mask, preprocess(48, 64), np.random.default_rng(5), mirror=[0])
+    again = augment(image, mask, preprocess(48, 64), np.random.default_rng(5), mirror=[0])
+    assert first[0].shape == (3, 48, 64)
+    assert first[1].shape == (48, 64)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_digits_are_never_mirrored() -> None:
+    assert SEGMENT_PRESETS["digits"].flip == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(scale=(2.0, 1.0)), r"scale=\(2.0, 1.0\) is not a range"),
+        (dict(flip=1.5), "flip=1.5 is not between 0 and 1"),
+        (dict(hue=0.6), "hue=0.6 is not between 0 and 0.5"),
+    ],
+)
+def test_invalid_augmentation_is_rejected(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        open_segmentation(f"masks:{masks}", "train")
+        SegmentAugment(**options)
 
 
-def test_unknown_and_missing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown segmentation dataset 'mask'; did you mean 'masks'"):
-        open_segmentation("mask:/x", "train")
-    with pytest.raises(UserError, match="'pets' names no path; write 'pets:/path'"):
-        open_segmentation("pets", "train")
-    with pytest.raises(UserError, match="does not exist"):
-        open_segmentation(f"pets:{tmp_path}/no", "train")
-    with pytest.raises(UserError, match="has no folder images/training"):
-        open_segmentation(f"ade20k:{tmp_path}", "train")
-    with pytest.raises(UserError, match="unknown split 'test'"):
-        open_segmentation("digit_scenes", "test")  # type: ignore[arg-type]
+def test_invalid_preprocessing_and_presets_are_rejected() -> None:
+    with pytest.raises(UserError, match="size="):
+        preprocess(0)
+    with pytest.raises(UserError, match="std above 0"):
+        SegmentPreprocess((1, 1), MEAN, (0, 1, 1))
+    with pytest.raises(UserError, match="longest=10 is less than the short side, 64"):
+        preprocess(64, longest=10)
+    with pytest.raises(UserError, match="unknown augmentation 'phot'; did you mean 'photo'"):
+        as_augment("phot", SEGMENT_PRESETS)
 
 
-def test_pets_in_class_folders(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        put(tmp_path / split / "pug/pug_1.jpg", tmp_path / f"trimaps/{split}/pug/pug_1.png", [[1, 2, 3]])
-    train = open_segmentation(f"pets:{tmp_path}", "train")
-    assert train.classes == ["pet", "background", "border"]
-    assert train[0][1].tolist() == [[0, 1, 2]]
-
-
-def test_pets_as_published(tmp_path: Path) -> None:
-    for name in ("pug_1", "pug_2", "cat_3"):
-        put(tmp_path / f"images/{name}.jpg", tmp_path / f"annotations/trimaps/{name}.png", [[1, 2, 3]])
-    (tmp_path / "annotations/trimaps/._pug_1.png").write_bytes(b"\0")
-    (tmp_path / "images/odd.mat").write_bytes(b"\0")
-    Image.new("RGB", (2, 2)).save(tmp_path / "images/unlisted.jpg")
-    (tmp_path / "annotations/trainval.txt").write_text("#Image CLASS\npug_2 1 2 1\ncat_3 2 1 1\n")
-    (tmp_path / "annotations/test.txt").write_text("pug_1 1 2 1\n")
-    train, val = (open_segmentation(f"pets:{tmp_path}", split) for split in ("train", "val"))
-    assert [Path(train.path(i)).stem for i in range(len(train))] == ["cat_3", "pug_2"]
-    assert [Path(val.path(i)).stem for i in range(len(val))] == ["pug_1"]
-
-
-def test_ade20k(tmp_path: Path) -> None:
-    for part in ("training", "validation"):
-        put(tmp_path / f"images/{part}/ADE_1.jpg", tmp_path / f"annotations/{part}/ADE_1.png", [[0, 1, 150]])
-    val = open_segmentation(f"ade20k:{tmp_path}", "val")
-    assert len(val.classes) == 150
-    assert val[0][1].tolist() == [[255, 0, 149]]
-    put(tmp_path / "images/training/ADE_1.jpg", tmp_path / "annotations/training/ADE_1.png", [[151]])
-    with pytest.raises(BadAnnotation, match=r"151 .*\(0 to 150\)"):
-        open_segmentation(f"ade20k:{tmp_path}", "train")[0]
-
-
-@pytest.mark.parametrize(
-    ("images", "maps"),
-    [("train2017", "stuffthingmaps/train2017"), ("images/train2017", "annotations/train2017")],
-)
-def test_cocostuff_ignores_things(tmp_path: Path, images: str, maps: str) -> None:
-    put(tmp_path / images / "000000000009.jpg", tmp_path / maps / "000000000009.png", [[0, 90, 91, 181, 255]])
-    train = open_segmentation(f"cocostuff:{tmp_path}", "train")
-    assert len(train.classes) == 91
-    assert train[0][1].tolist() == [[255, 255, 0, 90, 255]]
-    assert (train.classes[0], train.classes[90]) == ("banner", "wood")
-
-
-@pytest.mark.parametrize("outer", ["", "TrainVal_{}/", "TrainVal_{0}/TrainVal_{0}/"])
-def test_lip(tmp_path: Path, outer: str) -> None:
-    images = tmp_path / outer.format("images") / "val_images/7_1.jpg"
-    put(images, tmp_path / outer.format("parsing_annotations") / "val_segmentations/7_1.png", [[0, 14, 19]])
-    val = open_segmentation(f"lip:{tmp_path}", "val")
-    assert len(val.classes) == 20
-    assert not val.keep_ratio
-    assert val[0][1].tolist() == [[0, 14, 19]]
-
-
-def test_names_are_complete_and_different() -> None:
-    for names, count in ((ADE20K, 150), (COCO_STUFF, 91), (LIP, 20)):
-        assert len(names) == len(set(names)) == count
-    assert (ADE20K[0], ADE20K[12], ADE20K[149]) == ("wall", "person", "flag")
-
-
-def test_what_classes_are_in_a_mirror() -> None:
-    there = mirrored_classes(LIP)
-    assert {LIP[i]: LIP[j] for i, j in enumerate(there) if i != j} == {
+def test_left_and_right_classes_are_mirrored() -> None:
+    mirrored = mirrored_classes(LIP)
+    assert {LIP[i]: LIP[j] for i, j in enumerate(mirrored) if i != j} == {
         "left arm": "right arm",
         "right arm": "left arm",
         "left leg": "right leg",
@@ -173,13 +164,13 @@ def test_what_classes_are_in_a_mirror() -> None:
         "left shoe": "right shoe",
         "right shoe": "left shoe",
     }
-    assert [there[there[i]] for i in range(20)] == list(range(20))
+    assert [mirrored[mirrored[i]] for i in range(20)] == list(range(20))
     assert mirrored_classes(["leftover", "rightover", "left eye", "Left-arm", "Right-arm"]) == [0, 1, 2, 4, 3]
     for names in (ADE20K, COCO_STUFF):
         assert mirrored_classes(names) == list(range(len(names)))
 
 
-def test_digit_scenes_are_the_embedded_ones() -> None:
+def test_scenes_have_their_digits_as_classes() -> None:
     scenes = open_segmentation("digit_scenes:48x64", "val", seed=3)
     assert scenes.classes == ["background", *"0123456789"]
     image, mask = scenes[2]
@@ -190,14 +181,99 @@ def test_digit_scenes_are_the_embedded_ones() -> None:
     assert scenes.path(2) == "digit_scenes/val[2]"
 
 
-@pytest.mark.skipif(not PETS.is_dir(), reason="the Pets are not here")
-def test_the_real_trimaps() -> None:
-    train, val = (open_segmentation(f"pets:{PETS}", split) for split in ("train", "val"))
-    assert (len(train), len(val)) == (1110, 370)
-    seen: Counter[int] = Counter()
-    for i in range(0, 370, 37):
-        image, mask = val[i]
-        assert mask.shape == (image.height, image.width)
-        seen.update(mask.ravel().tolist())
-    assert set(seen) == {0, 1, 2}
-    assert seen[1] > seen[0] > seen[2]
+PREPROCESS = SegmentPreprocess((32, 32), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+class Ragged(SegmentationDataset):
+    """Ten images of different sizes; numbers 3 and 7 are unreadable."""
+
+    def __init__(self, bad: tuple[int, ...] = (3, 7)) -> None:
+        self.spec, self.classes = "ragged", ["a", "left b", "right b"]
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Mask]:
+        if index in self.bad:
+            raise BadAnnotation(f"{index}.png", str(index), "size", "wrong")
+        size = 20 + 4 * index, 30 + index
+        mask = np.random.default_rng(index).integers(0, 3, (size[1], size[0]), dtype=np.uint8)
+        return Image.fromarray(np.stack([mask * 80] * 3, axis=2)), mask
+
+    def path(self, index: int) -> str:
+        return f"{index}.png"
+
+
+def batches(epoch: int = 0, **options: object) -> list[SegmentBatch]:
+    given = dict(batch=4, train=True, augment="photo") | options
+    loader = create_segment_loader(Ragged(), PREPROCESS, **given)  # type: ignore[arg-type]
+    loader.set_epoch(epoch)
+    found = list(loader)
+    assert len(found) == len(loader)
+    return found
+
+
+def same(first: list[SegmentBatch], second: list[SegmentBatch]) -> bool:
+    return all(
+        torch.equal(a.images, b.images) and torch.equal(a.masks, b.masks) and torch.equal(a.index, b.index)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_training_batches_hold_one_crop_of_every_item() -> None:
+    found = batches()
+    assert [len(b) + len(b.bad) for b in found] == [4, 4, 2]
+    assert sorted(i for b in found for i in b.index.tolist()) == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert sorted(bad.path for b in found for bad in b.bad) == ["3.png", "7.png"]
+    assert {bad.reason for b in found for bad in b.bad} == {
+        "annotation of image 3, size: wrong",
+        "annotation of image 7, size: wrong",
+    }
+    for batch in found:
+        assert batch.images.shape[1:] == (3, 32, 32)
+        assert batch.images.dtype == torch.float32
+        assert batch.masks.shape[1:] == (32, 32)
+        assert batch.masks.dtype == torch.uint8
+
+
+def test_batches_depend_on_seed_and_epoch_only() -> None:
+    assert same(batches(2, seed=5), batches(2, seed=5, workers=2))
+    assert not same(batches(0), batches(1))
+    assert not same(batches(), batches(seed=1))
+
+
+def test_shares_make_up_the_batch() -> None:
+    whole = batches()
+    shares = [batches(share=Share(part, 3)) for part in range(3)]
+    for number, batch in enumerate(whole):
+        together = [s[number] for s in shares]
+        assert sorted(i for b in together for i in b.index.tolist()) == sorted(batch.index.tolist())
+
+
+def test_evaluation_batches_hold_whole_images_with_original_masks() -> None:
+    dataset = Ragged()
+    (batch,) = batches(batch=10, train=False, augment="none")
+    assert batch.index.tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
+    for i, (image, mask) in zip(batch.index.tolist(), batch, strict=True):
+        original, truth = dataset[i]
+        assert image.shape == (3, *PREPROCESS.seen_size(*original.size))
+        torch.testing.assert_close(image, PREPROCESS(original))
+        assert mask.tolist() == truth.tolist()
+    inside = torch.zeros_like(batch.masks, dtype=torch.bool)
+    for i, (rows, columns) in enumerate(batch.mask_sizes.tolist()):
+        inside[i, :rows, :columns] = True
+    assert (batch.masks[~inside] == 255).all()
+    assert (batch.masks[inside] < 3).all()
+
+
+def test_a_batch_may_have_no_images() -> None:
+    loader = create_segment_loader(Ragged(bad=tuple(range(10))), PREPROCESS, batch=10, train=False)
+    (batch,) = loader
+    assert (len(batch), len(batch.bad), list(batch)) == (0, 10, [])
+    assert batch.images.shape == (0, 3, 32, 32)
+
+
+def test_augmentation_is_for_training_only() -> None:
+    with pytest.raises(UserError, match="for training only"):
+        batches(train=False)

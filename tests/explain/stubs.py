@@ -1,11 +1,13 @@
-"""Small models with a known answer, and slow, obvious references."""
+"""Models with known clusters, a hand-written explanation, slow references, and a parser of HTML pages."""
 
 from __future__ import annotations
 
 import math
+from html.parser import HTMLParser
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from visualtokens.data import Preprocess
@@ -19,8 +21,13 @@ def preprocess(height: int, width: int, *, crop: float = 1.0) -> Preprocess:
     return Preprocess((height, width), MEAN, STD, crop)
 
 
+def noise_image(width: int, height: int, *, seed: int = 0) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(60, 256, (height, width, 3), dtype=np.uint8))
+
+
 class FixedMaps(nn.Module):
-    """Its clusters are the given maps (K, h, w) whatever the image; ``score`` is the logit of class 1."""
+    """Its clusters are the given maps (K, h, w) for every image; ``score`` is the logit of class 1."""
 
     def __init__(self, maps: Tensor) -> None:
         super().__init__()
@@ -33,30 +40,30 @@ class FixedMaps(nn.Module):
         self.batches.append(len(x))
         maps: Tensor = self.get_buffer("maps")
         self.tap(maps.flatten(1).T.expand(len(x), -1, -1), tuple(maps.shape[1:]))
-        score = self.score(self.dropout(self.picture(x)))  # (B,)
+        score = self.score(self.dropout(self.pixels(x)))  # (B,)
         return torch.stack((torch.zeros_like(score), score), dim=1)
 
-    def picture(self, x: Tensor) -> Tensor:
-        """From the normalised input back to 0 (black) to 1."""
+    def pixels(self, x: Tensor) -> Tensor:
+        """Undo the normalisation: 0 is black."""
         return x * x.new_tensor(STD).view(3, 1, 1) + x.new_tensor(MEAN).view(3, 1, 1)
 
-    def score(self, picture: Tensor) -> Tensor:
-        return picture.mean((1, 2, 3)) * 4
+    def score(self, pixels: Tensor) -> Tensor:
+        return pixels.mean((1, 2, 3)) * 4
 
 
 class OneRegion(FixedMaps):
-    """Says class 1 as far as one rectangle of the picture is bright, and looks nowhere else."""
+    """The logit of class 1 depends on the brightness of one rectangle only."""
 
     def __init__(self, maps: Tensor, rows: slice, columns: slice) -> None:
         super().__init__(maps)
         self.region = rows, columns
 
-    def score(self, picture: Tensor) -> Tensor:
-        return 8 * picture[:, :, self.region[0], self.region[1]].mean((1, 2, 3)) - 2
+    def score(self, pixels: Tensor) -> Tensor:
+        return 8 * pixels[:, :, self.region[0], self.region[1]].mean((1, 2, 3)) - 2
 
 
-class Learned(nn.Module):
-    """Two layers of clusters that depend on the image, and a nonlinear decision; random weights."""
+class SoftClusters(nn.Module):
+    """Two layers of clusters that depend on the image, and a nonlinear classifier; random weights."""
 
     def __init__(self, *, clusters: int = 5, classes: int = 3) -> None:
         super().__init__()
@@ -77,90 +84,53 @@ class Learned(nn.Module):
 
 
 class SuperTokens(nn.Module):
-    """Shares each patch of 4×4 pixels among up to nine cells of 2×2 patches, and looks at one quarter.
-
-    ``index`` names cells outside the map by -1, as the sparse form of a grouping may.
-    """
+    """Shares each patch of 4×4 pixels among the up to nine cells of 2×2 patches around it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tap = Tap()
-        self.embed = nn.Conv2d(3, 4, 4, stride=4)
+        self.embed = nn.Conv2d(3, 9, 4, stride=4)
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.embed(x)  # (B, 4, h, w)
-        weights, index, tokens = neighbour_weights(features)
-        self.tap(weights, (x.shape[2] // 4, x.shape[3] // 4), torch.ones(len(x), tokens), index)
-        score = x[:, :, : x.shape[2] // 2, : x.shape[3] // 2].mean((1, 2, 3))
+        logits = self.embed(x)  # (B, 9, h, w)
+        h, w = logits.shape[2:]
+        rows, columns = h // 2, w // 2
+        index = torch.full((h * w, 9), -1)  # -1: a cell outside the grid
+        for n in range(h * w):
+            for j in range(9):
+                row, column = n // w // 2 + j // 3 - 1, n % w // 2 + j % 3 - 1
+                if 0 <= row < rows and 0 <= column < columns:
+                    index[n, j] = row * columns + column
+        weights = logits.flatten(2).mT.masked_fill(index < 0, -torch.inf).softmax(2)  # (B, N, 9)
+        self.tap(weights, (h, w), torch.ones(len(x), rows * columns), index.expand(len(x), -1, -1))
+        score = x.mean((1, 2, 3))
         return torch.stack((score, -score), dim=1)
 
 
-def neighbour_weights(features: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Random weights ``(B, N, 9)`` for the cells around each patch, their numbers, and how many there are."""
-    b, _, h, w = features.shape
-    rows, columns = h // 2, w // 2
-    index = torch.full((h * w, 9), -1)
-    for n in range(h * w):
-        for j in range(9):
-            row, column = n // w // 2 + j // 3 - 1, n % w // 2 + j % 3 - 1
-            if 0 <= row < rows and 0 <= column < columns:
-                index[n, j] = row * columns + column
-    logits = features.flatten(2).mT.repeat(1, 1, 3)[..., :9] * 3  # (B, N, 9)
-    logits = logits + torch.nn.functional.one_hot(torch.tensor(4), 9) * 2  # mostly its own cell
-    weights = logits.masked_fill(index < 0, -torch.inf).softmax(2)
-    return weights, index.expand(b, -1, -1), rows * columns
+class HardTokens(nn.Module):
+    """One layer per assignment (4, 4) of patches to tokens."""
 
-
-class Merging(nn.Module):
-    """Three layers that leave fewer and fewer tokens of a 4×4 grid, as their assignments say.
-
-    Every tap tells the token of each patch. With ``rows`` it tells that of each token of the layer before,
-    as a row without a place in the image.
-    """
-
-    ASSIGNMENTS = (
-        [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 4],  # 16 patches to 5 tokens
-        [0, 1, 2, 3, 4],  # nothing
-        [0, 1, 0, 1, -1],  # two pairs, and one is dropped
-    )
-    TOKENS = (5, 5, 2)
-
-    def __init__(self, *, rows: bool = False) -> None:
+    def __init__(self, *assignments: list[int], tokens: list[int]) -> None:
         super().__init__()
-        self.rows = rows
-        self.taps = nn.ModuleList(Tap() for _ in self.ASSIGNMENTS)
+        self.assignments, self.tokens = assignments, tokens
+        self.taps = nn.ModuleList(Tap() for _ in assignments)
 
     def forward(self, x: Tensor) -> Tensor:
-        source: list[int] = list(range(16))
-        for tap, assignment, tokens in zip(self.taps, self.ASSIGNMENTS, self.TOKENS, strict=True):
-            source = [-1 if s < 0 else assignment[s] for s in source]
-            told = assignment if self.rows else source
-            grid = (4, 4) if len(told) == 16 else (1, len(told))
-            found = Grouping.hard_from(torch.tensor(told).expand(len(x), -1), tokens, grid)
-            tap(found.weights, found.grid, found.size, found.index)
-        score = x[:, :, -4:].mean((1, 2, 3))
+        for tap, assignment, tokens in zip(self.taps, self.assignments, self.tokens, strict=True):
+            grouping = Grouping.hard_from(torch.tensor(assignment).expand(len(x), -1), tokens, (4, 4))
+            tap(grouping.weights, grouping.grid, grouping.size, grouping.index)
+        score = x.mean((1, 2, 3))
         return torch.stack((score, -score), dim=1)
 
-    @classmethod
-    def slow(cls, depth: int) -> list[list[int]]:
-        """The token of each patch after ``depth`` + 1 layers, (4, 4)."""
-        out = []
-        for patch in range(16):
-            token = patch
-            for assignment in cls.ASSIGNMENTS[: depth + 1]:
-                token = -1 if token < 0 else assignment[token]
-            out.append(token)
-        return [out[i : i + 4] for i in range(0, 16, 4)]
 
-
-def quarters(height: int = 2, width: int = 2) -> Tensor:
-    """One cluster per cell: (h·w, h, w)."""
+def one_hot_maps(height: int = 2, width: int = 2) -> Tensor:
+    """One cluster per patch: (h·w, h, w)."""
     return torch.eye(height * width).view(-1, height, width)
 
 
-def upsample(cells: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear between the centres of the cells, one pixel at a time."""
-    rows, columns = cells.shape
+def slow_upsample(heat: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Bilinear interpolation between cell centres, one pixel at a time."""
+    rows, columns = heat.shape
     out = np.zeros((height, width))
     for i in range(height):
         for j in range(width):
@@ -169,19 +139,16 @@ def upsample(cells: np.ndarray, height: int, width: int) -> np.ndarray:
             top, left = math.floor(y), math.floor(x)
             bottom, right = min(top + 1, rows - 1), min(left + 1, columns - 1)
             dy, dx = y - top, x - left
-            above = (1 - dx) * cells[top, left] + dx * cells[top, right]
-            below = (1 - dx) * cells[bottom, left] + dx * cells[bottom, right]
+            above = (1 - dx) * heat[top, left] + dx * heat[top, right]
+            below = (1 - dx) * heat[bottom, left] + dx * heat[bottom, right]
             out[i, j] = (1 - dy) * above + dy * below
     return out
 
 
 def explanation(**changes: object) -> Explanation:
-    """A small one, written by hand."""
-    from PIL import Image
-
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    """A small explanation, written by hand."""
     fields: dict = dict(
-        image=Image.fromarray(pixels),
+        image=noise_image(30, 20),
         crop_box=(5.0, 0.0, 25.0, 20.0),
         input_size=(16, 16),
         probabilities=np.array([0.05, 0.85, 0.1], dtype=np.float32),
@@ -197,3 +164,59 @@ def explanation(**changes: object) -> Explanation:
         shown=3,
     )
     return Explanation(**(fields | changes))
+
+
+class Page(HTMLParser):
+    """An HTML document: checks that tags are closed in order, and collects tags and text."""
+
+    VOID = frozenset({"meta", "img", "br", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text.append(data)
+
+    def find(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def check_self_contained(text: str) -> Page:
+    """Parse a page and check that it loads nothing, runs nothing and describes its images."""
+    page = Page(text)
+    assert text.startswith("<!doctype html>")
+    assert page.find("html")[0]["lang"] == "en"
+    assert len(page.find("title")) == len(page.find("h1")) == 1
+    assert {a.get("name") for a in page.find("meta")} >= {"viewport", "color-scheme"}
+    assert not page.find("script")
+    assert not page.find("link")
+    assert not page.find("iframe")
+    assert "@import" not in text
+    assert "url(" not in text
+    for tag, attrs in page.tags:
+        for key, value in attrs.items():
+            assert not key.startswith("on")
+            if key in ("src", "href", "srcset", "data"):
+                assert value is not None
+                assert value.startswith("data:image/"), (tag, value[:80])
+    for img in page.find("img"):
+        assert img["alt"]
+    return page

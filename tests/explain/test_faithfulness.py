@@ -7,79 +7,185 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
 
+from visualtokens.data import BadImage
 from visualtokens.errors import UserError
-from visualtokens.explain import Faithfulness, Judge, Score, Setting, gather
-from visualtokens.explain.faithfulness import HEADER, Mean, area
+from visualtokens.explain import METHODS, Faithfulness, FaithfulnessEvaluator, Score, Setting, gather
+from visualtokens.explain.faithfulness import (
+    HEADER,
+    Mean,
+    area,
+    blurred,
+    deletion,
+    find_mask,
+    foreground_auroc,
+    insertion,
+    pointing,
+    read_foreground,
+)
 
-from .stubs import OneRegion, preprocess, quarters
+from .stubs import OneRegion, one_hot_maps, preprocess
 
 SETTING = Setting(preprocess(32, 32), batch=8)
 REGION = slice(8, 16), slice(16, 24)
 
 
-def one_region() -> OneRegion:
-    return OneRegion(quarters(4, 4), *REGION)
+# The metrics of one heat map.
 
 
-def mask() -> np.ndarray:
-    out = np.zeros((32, 32), dtype=np.int8)
-    out[REGION] = 1
+def brightness(images: Tensor) -> Tensor:
+    return images.mean((1, 2, 3)).sigmoid()
+
+
+def slow_curve(start: np.ndarray, end: np.ndarray, heat: np.ndarray, steps: int) -> list[float]:
+    """The curve of ``brightness``, one pixel at a time, for heat without ties."""
+    order = sorted(np.ndindex(heat.shape), key=lambda place: -heat[place])
+    current, out = start.copy(), []
+    changed = 0
+    for step in range(steps + 1):
+        while changed < math.ceil(step * len(order) / steps):
+            y, x = order[changed]
+            current[:, y, x] = end[:, y, x]
+            changed += 1
+        out.append(1 / (1 + math.exp(-current.mean())))
     return out
 
 
-def test_the_region_that_decides_is_found_and_random_maps_are_worse() -> None:
-    judge = Judge(one_region(), SETTING, methods=["clusters", "random"], steps=16)
-    scores = judge(torch.ones(3, 32, 32), mask())
-    ours, random = scores["clusters"], scores["random"]
-    assert ours.pointing == 1
-    assert ours.auroc == pytest.approx(1, abs=0.02)
-    # The region is 1/16 of the image, so it is all grey soon, and the probability as low as it goes.
-    lowest = ours.deletion.min()
-    assert area(ours.deletion) - lowest < 0.1 * (area(random.deletion) - lowest)
-    assert ours.deletion[0] == pytest.approx(ours.insertion[-1], abs=1e-6)  # the whole image, both times
+@pytest.mark.parametrize(("steps", "batch"), [(1, 1), (7, 3), (12, 100)])
+def test_curves_against_the_slow_reference(steps: int, batch: int) -> None:
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(3, 6, 8)), dtype=torch.float32)
+    heat = rng.permutation(48).reshape(6, 8).astype(np.float32)
+    sizes = []
+
+    def probability(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        return brightness(images)
+
+    got = deletion(probability, x, heat, steps=steps, batch=batch)
+    assert got.tolist() == pytest.approx(slow_curve(x.numpy(), np.zeros((3, 6, 8)), heat, steps), abs=1e-5)
+    assert sum(sizes) == steps + 1
+    assert max(sizes) <= batch
+    got = insertion(probability, x, heat, steps=steps, batch=batch)
+    assert got.tolist() == pytest.approx(slow_curve(blurred(x).numpy(), x.numpy(), heat, steps), abs=1e-5)
 
 
-def test_without_a_mask_there_is_no_pointing() -> None:
-    score = Judge(one_region(), SETTING, methods=["random"], steps=2)(torch.ones(3, 32, 32))["random"]
-    assert score.pointing is None
-    assert score.auroc is None
+def test_ties_are_broken_without_a_direction() -> None:
+    """Of a constant map, the first half of the pixels is spread over the image."""
+    images: list[Tensor] = []
+
+    def probability(batch: Tensor) -> Tensor:
+        images.append(batch)
+        return brightness(batch)
+
+    deletion(probability, torch.ones(3, 20, 20), np.zeros((20, 20)), steps=2, batch=3)
+    half = images[0][1, 0]
+    assert half.sum() == 200
+    for part in (half[:10], half[10:], half[:, :10], half[:, 10:]):
+        assert 70 < part.sum() < 130
+
+
+def test_area() -> None:
+    assert area(np.linspace(1, 0, 11)) == pytest.approx(0.5)
+    assert area(np.array([1.0, 0.0, 0.0])) == pytest.approx(0.25)
+
+
+def test_blur_keeps_the_mean_and_removes_details() -> None:
+    x = torch.randn(3, 64, 48)
+    assert blurred(x).shape == x.shape
+    assert blurred(x).std() < 0.4 * x.std()
+    assert blurred(torch.full((3, 64, 48), 0.7)).sub(0.7).abs().max() < 1e-5
+    assert blurred(torch.randn(3, 2, 100)).shape == (3, 2, 100)  # lower than the kernel
+
+
+def test_pointing_game() -> None:
+    mask = np.array([[1, 0], [-1, 0]])
+    assert pointing(np.array([[3.0, 1.0], [0.0, 2.0]]), mask) == 1
+    assert pointing(np.array([[1.0, 3.0], [0.0, 2.0]]), mask) == 0
+    assert pointing(np.array([[3.0, 1.0], [9.0, 2.0]]), mask) == 1  # undecided pixels are left out
+    assert pointing(np.array([[3.0, 3.0], [0.0, 2.0]]), mask) == 0.5
+    assert math.isnan(pointing(np.zeros((1, 1)), np.full((1, 1), -1)))
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.sampled_from([-1, 0, 1])), min_size=1, max_size=12)
+)
+def test_auroc_against_counting_pairs(pixels: list[tuple[float, int]]) -> None:
+    heat = np.array([[p[0] for p in pixels]], dtype=np.float32)
+    mask = np.array([[p[1] for p in pixels]])
+    front, back = heat[mask == 1], heat[mask == 0]
+    got = foreground_auroc(heat, mask)
+    if not len(front) or not len(back):
+        assert math.isnan(got)
+        return
+    hotter = sum(float(f > b) + 0.5 * float(f == b) for f in front for b in back)
+    assert got == pytest.approx(hotter / (len(front) * len(back)), abs=1e-9)
+
+
+# Methods on images.
+
+
+def one_region() -> OneRegion:
+    return OneRegion(one_hot_maps(4, 4), *REGION)
+
+
+def test_clusters_find_the_decisive_region_and_random_maps_do_not() -> None:
+    mask = np.zeros((32, 32), dtype=np.int8)
+    mask[REGION] = 1
+    evaluator = FaithfulnessEvaluator(one_region(), SETTING, methods=["clusters", "random"], steps=16)
+    scores = evaluator.evaluate(torch.ones(3, 32, 32), mask)
+    clusters, random = scores["clusters"], scores["random"]
+    assert clusters.pointing == 1
+    assert clusters.auroc == pytest.approx(1, abs=0.02)
+    # The region is 1/16 of the image, so the probability reaches its minimum after the first steps.
+    lowest = clusters.deletion.min()
+    assert area(clusters.deletion) - lowest < 0.1 * (area(random.deletion) - lowest)
+    assert clusters.deletion[0] == pytest.approx(clusters.insertion[-1], abs=1e-6)  # the whole image
+
+
+def test_the_predicted_class_is_evaluated_also_without_a_mask() -> None:
+    """On a black image class 0 is predicted, and its probability falls as the region turns grey."""
+    evaluator = FaithfulnessEvaluator(one_region(), SETTING, methods=["random"], steps=4)
+    score = evaluator.evaluate(torch.full((3, 32, 32), -2.0))["random"]
+    assert score.deletion[0] > 0.8
+    assert score.deletion[-1] < score.deletion[0]
+    assert (score.pointing, score.auroc) == (None, None)
     assert gather([{"random": score}]).rows()[0][3:] == ("–", "–")
 
 
-def test_the_predicted_class_is_judged() -> None:
-    """On a black image the model says class 0, whose probability rises as the region stays dark."""
-    dark = torch.full((3, 32, 32), -2.0)
-    curve = Judge(one_region(), SETTING, methods=["random"], steps=4)(dark)["random"].deletion
-    assert curve[0] > 0.8
-    assert curve[-1] < curve[0]
-
-
-def scores(values: list[float]) -> list[dict[str, Score]]:
-    return [{"clusters": Score(np.full(3, v), np.full(3, 1 - v), v, math.nan)} for v in values]
+@pytest.mark.parametrize(
+    ("options", "message"), [(dict(methods=[]), "no methods"), (dict(steps=0), "steps=0")]
+)
+def test_errors(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FaithfulnessEvaluator(one_region(), SETTING, **options)
 
 
 def test_means_and_standard_errors() -> None:
     values = [0.1, 0.4, 0.7, 0.6]
-    found = gather(scores(values))
+    scores = [{"clusters": Score(np.full(3, v), np.full(3, 1 - v), v, math.nan)} for v in values]
+    found = gather(scores)
     means = found.means("clusters")
     assert found.images == 4
     assert means["deletion"].value == pytest.approx(np.mean(values))
     assert means["deletion"].error == pytest.approx(np.std(values, ddof=1) / 2)
     assert means["insertion"].value == pytest.approx(1 - np.mean(values))
     assert means["auroc"].images == 0
-    assert found.curve("clusters", "insertion").tolist() == pytest.approx([1 - np.mean(values)] * 3)
+    assert [len(row) for row in found.rows()] == [len(HEADER)]
+    document = json.loads(json.dumps(found.to_dict()))
+    assert document["clusters"]["pointing"]["mean"] == pytest.approx(np.mean(values))
+    assert document["clusters"]["insertion_curve"] == pytest.approx([1 - np.mean(values)] * 3)
+
+
+def test_means_as_text() -> None:
     assert str(Mean(0.5, 0.01, 9)) == "0.500 ± 0.010"
     assert str(Mean.of([0.25])) == "0.250"
     assert str(Mean.of([])) == "–"
-
-
-def test_a_row_for_each_method_and_json() -> None:
-    found = gather(scores([0.2, 0.3]))
-    assert [len(row) for row in found.rows()] == [len(HEADER)]
-    document = json.loads(json.dumps(found.to_dict()))
-    assert document["clusters"]["pointing"]["mean"] == pytest.approx(0.25)
-    assert document["clusters"]["deletion_curve"] == pytest.approx([0.25] * 3)
 
 
 def test_scores_survive_json() -> None:
@@ -90,30 +196,63 @@ def test_scores_survive_json() -> None:
     assert (after.pointing, after.auroc) == (1.0, None)
 
 
-def test_curves_are_drawn_for_every_method(tmp_path: Path) -> None:
+def test_curves_of_every_method_are_plotted() -> None:
     rng = np.random.default_rng(0)
-    methods = ("clusters", "grad-cam", "integrated gradients", "rollout", "random")
-    found = Faithfulness({name: [Score(rng.random(9), rng.random(9))] for name in methods})
-    figure = found.plot()
-    for ax, which in zip(figure.axes, ("deletion", "insertion"), strict=True):
-        assert len(ax.lines) == 5
-        for line, name in zip(ax.lines, methods, strict=True):
+    found = Faithfulness({name: [Score(rng.random(9), rng.random(9))] for name in METHODS})
+    for ax, which in zip(found.plot().axes, ("deletion", "insertion"), strict=True):
+        assert len(ax.lines) == len(METHODS)
+        for line, name in zip(ax.lines, METHODS, strict=True):
             assert line.get_ydata().tolist() == found.curve(name, which).tolist()
             assert line.get_label() == f"{name} {found.means(name)[which].value:.3f}"
-        assert (
-            len({(line.get_linestyle(), line.get_marker()) for line in ax.lines}) == 5
-        )  # without colours too
-    figure.savefig(tmp_path / "x.png")
+        styles = {(line.get_linestyle(), line.get_marker()) for line in ax.lines}
+        assert len(styles) == len(METHODS)  # distinct without colour
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(methods=[]), "no methods"),
-        (dict(methods=["lime"]), "unknown method 'lime'"),
-        (dict(steps=0), "steps=0"),
-    ],
-)
-def test_errors(options: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Judge(one_region(), SETTING, **options)
+# Foreground masks.
+
+
+def written(path: Path, values: list[list[int]]) -> Path:
+    Image.fromarray(np.array(values, dtype=np.uint8)).save(path)
+    return path
+
+
+def test_trimaps_and_black_and_white_masks(tmp_path: Path) -> None:
+    trimap = written(tmp_path / "a.png", [[1, 2], [3, 1]])
+    assert read_foreground(trimap, preprocess(2, 2), (2, 2)).tolist() == [[1, 0], [-1, 1]]
+    white = written(tmp_path / "b.png", [[255, 0], [0, 255]])
+    assert read_foreground(white, preprocess(2, 2), (2, 2)).tolist() == [[1, 0], [0, 1]]
+
+
+def test_palette_masks_are_read_by_index(tmp_path: Path) -> None:
+    indexed = Image.new("P", (2, 1))
+    indexed.putdata([1, 2])
+    indexed.putpalette([0, 0, 0, 200, 10, 10, 10, 200, 10])
+    indexed.save(tmp_path / "a.png")
+    assert read_foreground(tmp_path / "a.png", preprocess(1, 2), (2, 1)).tolist() == [[1, 0]]
+
+
+def test_a_mask_is_cropped_like_its_image(tmp_path: Path) -> None:
+    """The model sees the middle 4×4 of 8×4 pixels, halved."""
+    path = written(tmp_path / "a.png", [[2, 2, 1, 1, 2, 2, 3, 3]] * 4)
+    assert read_foreground(path, preprocess(2, 2), (8, 4)).tolist() == [[1, 0], [1, 0]]
+
+
+def test_invalid_masks(tmp_path: Path) -> None:
+    with pytest.raises(BadImage, match="the value 77"):
+        read_foreground(written(tmp_path / "a.png", [[77, 1]]), preprocess(1, 2), (2, 1))
+    with pytest.raises(BadImage, match="2×1 for an image of 3×3"):
+        read_foreground(written(tmp_path / "a.png", [[2, 1]]), preprocess(1, 2), (3, 3))
+    (tmp_path / "b.png").write_text("not an image")
+    with pytest.raises(BadImage, match="not a readable mask"):
+        read_foreground(tmp_path / "b.png", preprocess(1, 2), (2, 1))
+
+
+def test_masks_are_found_by_split_class_and_name(tmp_path: Path) -> None:
+    for place in ("beagle_1.png", "beagle/beagle_1.png", "val/beagle/beagle_1.png"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+        assert find_mask("/data/val/beagle/beagle_1.jpg", tmp_path) == tmp_path / place
+    (tmp_path / "photo.1.png").touch()
+    assert find_mask("photo.1.jpg", tmp_path) == tmp_path / "photo.1.png"
+    with pytest.raises(UserError, match=r"cat\.jpg has no mask in .*cat\.png"):
+        find_mask("/x/cat.jpg", tmp_path)

@@ -4,124 +4,56 @@ import numpy as np
 import pytest
 import timm
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import visualtokens
 from visualtokens.errors import UserError
-from visualtokens.explain import compose, explain
-from visualtokens.explain.layers import form_of, on_patches
+from visualtokens.explain import explain
+from visualtokens.explain.importance import normalise
+from visualtokens.explain.layers import form_of, layers_of, patch_attention, record_attention
 from visualtokens.grouping import Grouping, record_groupings
-from visualtokens.reduce import METHODS, forward_tokens
+from visualtokens.reduce import forward_tokens
 
-from .stubs import Learned, Merging, SuperTokens, preprocess
+from .stubs import HardTokens, SoftClusters, SuperTokens, preprocess
 
-
-def hard(assignment: list[int], tokens: int, grid: tuple[int, int]) -> Grouping:
-    return Grouping.hard_from(torch.tensor([assignment]), tokens, grid)
+PREPROCESS = preprocess(16, 16)
 
 
-def test_compose_against_a_loop() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        first, then = rng.integers(-1, 4, 12).tolist(), rng.integers(-1, 3, 4).tolist()
-        got = compose(hard(first, 4, (3, 4)), hard(then, 3, (1, 4)))
-        want = [-1 if token < 0 else then[token] for token in first]
-        assert got.hard()[0].tolist() == want
-        assert got.grid == (3, 4)
-        assert got.size[0].tolist() == [want.count(k) for k in range(3)]
-
-
-def test_compose_with_nothing_left() -> None:
-    nothing = compose(hard([0, 1], 2, (1, 2)), hard([-1, -1], 0, (1, 2)))
-    assert nothing.hard()[0].tolist() == [-1, -1]
-    assert compose(hard([-1, -1], 0, (1, 2)), hard([], 0, (1, 0))).hard()[0].tolist() == [-1, -1]
-
-
-def test_only_hard_groupings_that_fit_are_composed() -> None:
-    soft = Grouping.soft(torch.rand(1, 4, 2), (2, 2))
-    with pytest.raises(UserError, match="soft and hard"):
-        compose(soft, hard([0, 1], 2, (1, 2)))
-    with pytest.raises(UserError, match="makes 2 tokens, the second groups 3"):
-        compose(hard([0, 1, 0, 1], 2, (2, 2)), hard([0, 1, 1], 2, (1, 3)))
-
-
-@pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize("layer", [0, 2])
-def test_merged_tokens_stand_for_their_patches_however_they_are_told(rows: bool, layer: int) -> None:
-    got = explain(Merging(rows=rows), torch.rand(3, 16, 16), preprocess=preprocess(16, 16), layer=layer)
+def test_layers_repeat_no_division_and_count_dropped_patches() -> None:
+    five = [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 4]
+    two = [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, -1]
+    model = HardTokens(five, five, two, tokens=[5, 5, 2])
+    got = explain(model, torch.rand(3, 16, 16), preprocess=PREPROCESS)
     assert got.form == "hard"
-    assert got.assignment.tolist() == Merging.slow(layer)
-    assert got.maps.shape == (Merging.TOKENS[layer], 4, 4)
+    assert got.assignment.flatten().tolist() == two
     for k, one in enumerate(got.maps):
         assert np.array_equal(one, got.assignment == k)
-    # The second layer changes nothing and is not shown again.
-    assert [(one.name, one.tokens) for one in got.layers] == [("taps.0", 5), ("taps.2", 2)]
-    assert [one.assignment.tolist() for one in got.layers] == [Merging.slow(0), Merging.slow(2)]
-    assert got.layers[1].dropped == 1
-
-
-def test_a_row_of_patches_is_not_taken_for_a_row_of_tokens() -> None:
-    """On a strip of an image, as many patches in a row as the layer before has tokens."""
-    groupings = {"a": hard([0, 0, 1, 1, 2, 2, 3, 3], 4, (1, 8)), "b": hard([0, 0, 1, 1], 2, (1, 4))}
-    assert on_patches(groupings, (32, 128))["b"].grid == (1, 4)
-    assert on_patches(groupings, (128, 128))["b"].grid == (1, 8)
+    assert [(layer.name, layer.tokens, layer.dropped) for layer in got.layers] == [
+        ("taps.0", 5, 0),
+        ("taps.2", 2, 1),
+    ]
+    assert got.layers[0].assignment.flatten().tolist() == five
 
 
 def test_super_tokens_tessellate() -> None:
     torch.manual_seed(0)
-    model = SuperTokens()
-    x = torch.rand(3, 24, 16)
+    model, x = SuperTokens(), torch.rand(3, 24, 16)
     got = explain(model, x, preprocess=preprocess(24, 16))
     with record_groupings(model) as groupings:
         model(x[None])
     grouping = groupings["tap"]
     assert form_of(grouping) == got.form == "tessellation"
     assert got.maps.shape == (6, 6, 4)
+    assert grouping.index is not None
     for n in range(24):
-        candidates = {
-            int(i): float(w) for i, w in zip(grouping.index[0, n], grouping.weights[0, n], strict=True)
-        }
-        assert got.assignment[divmod(n, 4)] == max(candidates, key=lambda k: candidates[k])
-    assert [one.name for one in got.layers] == ["tap"]
-    assert got.layers[0].assignment.tolist() == got.assignment.tolist()
+        weights = dict(zip(grouping.index[0, n].tolist(), grouping.weights[0, n].tolist(), strict=True))
+        assert got.assignment[divmod(n, 4)] == max(weights, key=lambda k: weights[k])
+    assert [layer.name for layer in got.layers] == ["tap"]
 
 
-def test_soft_maps_are_no_division_of_the_patches() -> None:
-    got = explain(Learned(), torch.rand(3, 16, 16), preprocess=preprocess(16, 16))
-    assert got.form == "soft"
-    assert got.layers == ()
-    with pytest.raises(UserError, match=r"plot\(\) shows its maps"):
-        got.plot_layers()
-
-
-FAMILIES = [
-    name for name in ("vt_resnet18", "paca_vit_nano", "stvit_small") if name in visualtokens.list_models()
-]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_is_explained(name: str) -> None:
-    torch.manual_seed(0)
-    model = visualtokens.create_model(name, num_classes=3).eval()
-    x = torch.randn(3, 64, 96)
-    with torch.no_grad(), record_groupings(model) as groupings:
-        probabilities = model(x[None]).softmax(1)[0]
-    got = explain(model, x, batch=32)
-    last = list(groupings)[-1]
-    assert got.layer == last
-    assert got.maps.shape == (groupings[last].tokens, *groupings[last].grid)
-    assert np.allclose(got.probabilities, probabilities, atol=1e-5)
-    assert np.isfinite(got.importance).all()
-    assert got.form == ("tessellation" if name.startswith("stvit") else "soft")
-
-
-def test_no_tokens_left() -> None:
-    class Nothing(Merging):
-        ASSIGNMENTS = ([-1] * 16,)
-        TOKENS = (0,)
-
-    with pytest.raises(UserError, match="Nothing has no tokens left on this image"):
-        explain(Nothing(), torch.rand(3, 16, 16), preprocess=preprocess(16, 16))
+def test_soft_clusters_do_not_divide_the_patches() -> None:
+    assert layers_of({"tap": Grouping.soft(torch.rand(1, 4, 2), (2, 2))}) == ()
 
 
 def reduced_vit(method: str, keep: list[int]) -> nn.Module:
@@ -133,30 +65,25 @@ def reduced_vit(method: str, keep: list[int]) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["weighted_kmedoids", "merge", "random", "conv"])
 def test_a_reduced_vit_layer_by_layer(method: str) -> None:
-    """Against the tokens that a model reduced in the same way, but cut off behind each block, gives out."""
+    """Against the tokens of the same model without the blocks after each layer."""
     keep = [24, 6, 6, 2] if method == "conv" else [24, 15, 15, 4]
-    torch.manual_seed(1)
     x = torch.randn(3, 64, 96)
     model = reduced_vit(method, keep)
-    torch.manual_seed(2)  # one of the methods draws by lot
+    torch.manual_seed(2)  # for the random method
     got = explain(model, x)
     assert got.form == "hard"
     assert got.layer == "blocks.3.reduction.tap"
     assert got.maps.shape == (keep[-1], 4, 6)
-    assert [one.tokens for one in got.layers] == [keep[0], keep[1], keep[3]]  # the third changes nothing
-    for one in got.layers:
-        torch.manual_seed(2)
-        cut = reduced_vit(method, keep)
-        blocks = cut.blocks
-        cut.blocks = blocks[: int(one.name.split(".")[1]) + 1]
+    assert [layer.tokens for layer in got.layers] == [keep[0], keep[1], keep[3]]  # the third repeats
+    blocks = model.blocks
+    for layer in got.layers:
+        model.blocks = blocks[: int(layer.name.split(".")[1]) + 1]
         torch.manual_seed(2)
         with torch.no_grad():
-            found = forward_tokens(cut, x[None]).grouping
-        assert np.array_equal(one.assignment, found.hard()[0].view(4, 6))
-        held = one.assignment[one.assignment >= 0]
-        assert sorted(np.unique(held)) == list(range(one.tokens))
+            grouping = forward_tokens(model, x[None]).grouping
+        assert np.array_equal(layer.assignment, grouping.hard()[0].view(4, 6))
 
 
 def test_layers_without_tokens_are_not_counted() -> None:
@@ -167,12 +94,114 @@ def test_layers_without_tokens_are_not_counted() -> None:
     assert got.layer == "blocks.2.reduction.tap"
     assert len(got.maps) == 5
     assert got.layers[-1].dropped == 24
-    assert explain(model, x, layer=-3).layer == explain(model, x, layer=0).layer == "blocks.0.reduction.tap"
+    assert explain(model, x, layer=-3).layer == "blocks.0.reduction.tap"
     with pytest.raises(UserError, match=r"made 3 groupings; give -3 to 2"):
         explain(model, x, layer=3)
 
 
-def test_a_vit_that_is_restored_has_nothing_to_explain() -> None:
-    model = visualtokens.restore(reduced_vit("merge", [24, 9]))
-    with pytest.raises(UserError, match=r"visualtokens\.reduce"):
-        explain(model, torch.randn(3, 64, 96))
+def test_no_tokens_left() -> None:
+    with pytest.raises(UserError, match="HardTokens has no tokens left on this image"):
+        explain(HardTokens([-1] * 16, tokens=[0]), torch.rand(3, 16, 16), preprocess=PREPROCESS)
+
+
+def slow_attention(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """The mean over the heads of softmax(q·k · scale + bias), one query at a time: (B, N, M)."""
+    b, heads, n, _ = q.shape
+    out = torch.zeros(b, n, k.shape[2])
+    for i in range(b):
+        for h in range(heads):
+            for row in range(n):
+                logits = torch.stack([q[i, h, row] @ key * scale for key in k[i, h]])
+                if bias is not None:
+                    logits = logits + bias[i, 0, row]
+                out[i, row] += logits.softmax(0) / heads
+    return out
+
+
+@pytest.mark.parametrize("options", ["plain", "scale", "float mask", "bool mask"])
+def test_fused_attention_against_a_loop(options: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, n, 6, generator=generator) for n in (3, 5, 5))
+    arguments: dict = {}
+    bias, scale = None, 6**-0.5
+    if options == "scale":
+        arguments["scale"] = scale = 0.9
+    if options.endswith("mask"):
+        bias = arguments["attn_mask"] = torch.randn(2, 1, 3, 5, generator=generator)
+    if options == "bool mask":
+        arguments["attn_mask"] = bias > -1
+        bias = torch.where(bias > -1, 0.0, -torch.inf)
+    with record_attention({}) as recorded:
+        F.scaled_dot_product_attention(q, k, v, **arguments)
+    F.scaled_dot_product_attention(q, k, v, **arguments)  # outside the block
+    [attention] = recorded
+    assert torch.allclose(attention.weights, slow_attention(q, k, bias, scale), atol=1e-5)
+    assert attention.tap is None
+
+
+def test_unfused_attention_is_a_softmax_over_the_last_of_four_dimensions() -> None:
+    logits = torch.randn(2, 3, 4, 5)
+    with record_attention({}) as recorded:
+        logits.softmax(-1)
+        logits.softmax(dim=3)
+        torch.softmax(input=logits, dim=-1)
+        F.softmax(logits, -1)
+        logits.softmax(1)  # over the heads
+        logits[0].softmax(2)  # no heads
+    assert len(recorded) == 4
+    for attention in recorded:
+        assert torch.allclose(attention.weights, logits.softmax(-1).mean(1), atol=1e-6)
+
+
+def test_square_attention_is_left_out_on_request() -> None:
+    x = torch.randn(1, 1, 3, 4)
+    with record_attention({}, square=False) as recorded:
+        F.scaled_dot_product_attention(x, x, x)
+        F.scaled_dot_product_attention(x, x[:, :, :2], x[:, :, :2])
+    assert [tuple(attention.weights.shape) for attention in recorded] == [(1, 3, 2)]
+
+
+def test_patch_to_cluster_attention_of_paca() -> None:
+    """PaCa-ViT, Eq. 5, from the weights of the attention module."""
+    torch.manual_seed(0)
+    model = visualtokens.create_model("paca_vit_nano", num_classes=3).eval()
+    attn = model.stages[1].blocks[0].attn
+    inputs: list[Tensor] = []
+    handle = attn.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    x = torch.randn(3, 32, 48)
+    with torch.no_grad(), record_groupings(model) as groupings:
+        model(x[None])
+    handle.remove()
+    got, by_attention = (explain(model, x, layer=1, of=of) for of in ("groups", "attention"))
+    grouping = groupings[got.layer]
+    patches = inputs[0]  # (1, N, C)
+    z = attn.norm(grouping.weights.mT @ patches)
+    q, k = attn.q(patches)[0], attn.kv(z)[0].chunk(2, dim=1)[0]  # (N, C), (K, C)
+    heads, width = attn.heads, q.shape[1] // attn.heads
+    want = torch.zeros(q.shape[0], k.shape[0])
+    for h in range(heads):
+        part = slice(h * width, (h + 1) * width)
+        want += (q[:, part] @ k[:, part].T * width**-0.5).softmax(1) / heads
+    want = normalise(want.T.unflatten(1, grouping.grid))
+    assert got.attention is not None
+    assert torch.allclose(torch.from_numpy(got.attention), want, atol=1e-4)
+    assert by_attention.of == "attention"
+    assert np.allclose(by_attention.maps, got.attention, atol=1e-6)
+    assert not np.allclose(by_attention.importance, got.importance, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [SoftClusters(), SuperTokens()])
+def test_clusters_that_no_patches_attend_to(model: nn.Module) -> None:
+    x = torch.rand(3, 16, 16)
+    assert explain(model, x, preprocess=PREPROCESS).attention is None
+    with pytest.raises(UserError, match="of='groups'"):
+        explain(model, x, preprocess=PREPROCESS, of="attention")
+
+
+def test_attention_among_clusters_is_not_attention_of_patches() -> None:
+    """16 visual tokens of 4×4 patches attend to each other: the same shape as patches to clusters."""
+    grouping = Grouping.soft(torch.rand(1, 4, 4), (2, 2))
+    x = torch.randn(1, 1, 4, 8)
+    with record_attention({"tap": grouping}, square=False) as recorded:
+        F.scaled_dot_product_attention(x, x, x)
+    assert patch_attention(recorded, "tap", grouping) is None

@@ -1,4 +1,4 @@
-"""What the tests of the layers share: random BatchNorms, and 1×1 convolutions as plain loops."""
+"""Shared by the layer tests: random BatchNorm statistics, and 1×1 convolutions as plain loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRIDS = [(3, 4), (1, 7), (1, 1)]
 
 
 def randomised(layer: Layer, *, seed: int = 0) -> Layer:
-    """The layer in evaluation mode, with BatchNorms as after some training."""
+    """Returns the layer in evaluation mode, with random BatchNorm statistics as after training."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(like: Tensor) -> Tensor:
@@ -30,29 +30,29 @@ def randomised(layer: Layer, *, seed: int = 0) -> Layer:
 
 
 def slow_conv(x: Tensor, weight: Tensor, norm: nn.Module, groups: int = 1) -> Tensor:
-    """``x (P, C_in)`` through a 1×1 convolution and BatchNorm in evaluation, value by value: ``(P, C)``."""
+    """1×1 convolution and BatchNorm in evaluation mode, value by value: ``x (P, C_in)`` to ``(P, C)``."""
     weight = weight.detach().flatten(1).double()  # (C, C_in / groups)
     outputs, part = weight.shape
     out = torch.zeros(len(x), outputs, dtype=torch.float64)
     for o in range(outputs):
         group = o // (outputs // groups)
-        seen = x[:, group * part : (group + 1) * part]
+        inputs = x[:, group * part : (group + 1) * part]
         for p in range(len(x)):
-            y = (weight[o] * seen[p]).sum()
+            y = (weight[o] * inputs[p]).sum()
             y = (y - norm.running_mean[o].double()) / (norm.running_var[o].double() + norm.eps).sqrt()
             out[p, o] = y * norm.weight[o].double() + norm.bias[o].double()
     return out.detach()
 
 
 def slow_pixel_conv(layer: nn.Module, x: Tensor) -> Tensor:
-    """A ``PixelConv``, or the identity in its place, on ``x (P, C)``."""
+    """A ``PixelConv`` or ``nn.Identity`` on ``x (P, C)``."""
     if isinstance(layer, nn.Identity):
         return x
     return slow_conv(x, layer.conv.weight, layer.norm, layer.conv.groups)
 
 
 def slow_token_conv(layer: nn.Module, tokens: Tensor) -> Tensor:
-    """A ``TokenConv``, or the identity in its place, on ``tokens (L, C)``."""
+    """A ``TokenConv`` or ``nn.Identity`` on ``tokens (K, C)``."""
     if isinstance(layer, nn.Identity):
         return tokens
     return slow_conv(tokens, layer.weight, layer.norm, layer.groups)
@@ -63,7 +63,7 @@ def softmax(values: Tensor) -> Tensor:
 
 
 def pixels(x: Tensor) -> Tensor:
-    """One image ``(C, H, W)`` as ``(N, C)`` in float64."""
+    """Returns one image ``(C, H, W)`` as pixels ``(N, C)`` in float64."""
     return x.detach().flatten(1).T.double()
 
 

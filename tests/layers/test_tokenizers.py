@@ -1,4 +1,4 @@
-"""The tokenizers against their equations, pixel by pixel, and on maps of every kind."""
+"""The tokenizers against their equations, pixel by pixel; unusual maps, precision, memory, registration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import math
 from collections.abc import Callable
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
 from visualtokens import record_groupings
 from visualtokens.errors import UserError
-from visualtokens.layers import ClusterTokenizer, FilterTokenizer, PoolTokenizer, RecurrentTokenizer
+from visualtokens.layers import (
+    ClusterTokenizer,
+    FilterTokenizer,
+    PoolTokenizer,
+    RecurrentTokenizer,
+    register_tokenizer,
+    tokenizers,
+)
 from visualtokens.layers.tokenizers import Centroids
 from visualtokens.ops import cell_grid
 
@@ -22,7 +30,7 @@ TOKENS, TOKEN_DIM = 4, 24
 
 
 class Recurrent(nn.Module):
-    """A recurrent tokenizer that brings its previous tokens along, to be called like the others."""
+    """A recurrent tokenizer with fixed previous tokens, to be called like the others."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -48,14 +56,14 @@ def build(kind: str, dim: int = 16) -> nn.Module:
 
 
 def slow_pool(logits: Tensor, value: Tensor, embed: nn.Module) -> tuple[Tensor, Tensor]:
-    """``logits (N, L)`` and ``value (N, C)``: the tokens ``(L, CT)`` and the weights ``(N, L)``."""
+    """The tokens ``(K, CT)`` and weights ``(N, K)`` of ``logits (N, K)`` and ``value (N, C)``."""
     weights = torch.stack([softmax(logits[:, j]) for j in range(logits.shape[1])], dim=1)
     means = [sum(weights[p, j] * value[p] for p in range(len(value))) for j in range(weights.shape[1])]
     return slow_token_conv(embed, torch.stack(means)), weights
 
 
 def check(layer: nn.Module, x: Tensor, slow: Callable[[int], tuple[Tensor, Tensor]], *more: Tensor) -> None:
-    """The layer's tokens, and the weights it hands out, are those of ``slow`` for each image number."""
+    """Compares the layer's tokens and recorded weights with those that ``slow`` returns for each image."""
     with record_groupings(layer) as groupings:
         out = layer(x, *more)
     (grouping,) = groupings.values()
@@ -66,8 +74,7 @@ def check(layer: nn.Module, x: Tensor, slow: Callable[[int], tuple[Tensor, Tenso
         assert_near(grouping.weights[i], weights)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("value", [False, True])
+@pytest.mark.parametrize(("grid", "value"), [(GRIDS[0], False), (GRIDS[1], True), (GRIDS[2], True)])
 def test_filter_equals_the_equation(grid: tuple[int, int], value: bool) -> None:
     torch.manual_seed(0)
     layer = randomised(FilterTokenizer(128, tokens=3, token_dim=8, value=value))
@@ -81,7 +88,7 @@ def test_filter_equals_the_equation(grid: tuple[int, int], value: bool) -> None:
     check(layer, x, slow)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", GRIDS[:2])
 def test_recurrent_equals_the_equation(grid: tuple[int, int]) -> None:
     torch.manual_seed(0)
     layer = randomised(RecurrentTokenizer(128, token_dim=8))
@@ -90,14 +97,14 @@ def test_recurrent_equals_the_equation(grid: tuple[int, int]) -> None:
     def slow(i: int) -> tuple[Tensor, Tensor]:
         image = pixels(x[i])
         query, key = slow_token_conv(layer.query, previous[i].double()), slow_pixel_conv(layer.key, image)
-        logits = torch.stack([torch.stack([q @ k for q in query]) for k in key]) / math.sqrt(128)  # (N, L)
+        logits = torch.stack([torch.stack([q @ k for q in query]) for k in key]) / math.sqrt(128)  # (N, K)
         return slow_pool(logits, slow_pixel_conv(layer.value, image), layer.embed)
 
     check(layer, x, slow, previous)
 
 
 def cells(k: int, grid: tuple[int, int]) -> list[list[int]]:
-    """The pixels of each of K cells, which overlap where the grid cannot be divided."""
+    """Returns the pixels of each of K cells, which overlap where K does not divide the grid."""
     rows, columns = cell_grid(k, grid)
     return [
         [
@@ -111,7 +118,7 @@ def cells(k: int, grid: tuple[int, int]) -> list[list[int]]:
 
 
 def slow_centroids(image: Tensor, k: int, grid: tuple[int, int], iterations: int) -> Tensor:
-    """Listing 1 of the appendix without its bugs, on ``image (N, C)``: unit vectors ``(L, C)``."""
+    """Listing 1 of the appendix without its bugs, on ``image (N, C)``: unit vectors ``(K, C)``."""
     unit = torch.stack([x / x.norm() for x in image])
     if k >= len(unit):
         return torch.stack([unit[j % len(unit)] for j in range(k)])
@@ -127,8 +134,9 @@ def slow_centroids(image: Tensor, k: int, grid: tuple[int, int], iterations: int
     return torch.stack(centres)
 
 
-@pytest.mark.parametrize("grid", [(5, 6), (2, 9), (1, 3), (1, 1)])
-@pytest.mark.parametrize("value", [False, True])
+@pytest.mark.parametrize(
+    ("grid", "value"), [((5, 6), False), ((2, 9), True), ((1, 3), False), ((1, 1), False)]
+)
 def test_cluster_equals_the_equation(grid: tuple[int, int], value: bool) -> None:
     torch.manual_seed(0)
     layer = randomised(ClusterTokenizer(128, tokens=4, token_dim=8, value=value))
@@ -142,25 +150,26 @@ def test_cluster_equals_the_equation(grid: tuple[int, int], value: bool) -> None
     check(layer, x, slow)
 
 
-@pytest.mark.parametrize("grid", [(4, 4), (5, 7), (1, 3), (1, 1)])
-@pytest.mark.parametrize("value", [False, True])
+@pytest.mark.parametrize(
+    ("grid", "value"), [((4, 4), True), ((5, 7), False), ((1, 3), False), ((1, 1), False)]
+)
 def test_pool_equals_the_means_of_cells(grid: tuple[int, int], value: bool) -> None:
     torch.manual_seed(0)
     layer = randomised(PoolTokenizer(128, tokens=4, token_dim=8, value=value))
     x = torch.randn(2, 128, *grid)
 
     def slow(i: int) -> tuple[Tensor, Tensor]:
-        seen, weights = slow_pixel_conv(layer.value, pixels(x[i])), torch.zeros(math.prod(grid), 4)
+        value_map, weights = slow_pixel_conv(layer.value, pixels(x[i])), torch.zeros(math.prod(grid), 4)
         for j, cell in enumerate(cells(4, grid)):
             weights[cell, j] = 1 / len(cell)
-        means = torch.stack([seen[cell].mean(0) for cell in cells(4, grid)])
+        means = torch.stack([value_map[cell].mean(0) for cell in cells(4, grid)])
         return slow_token_conv(layer.embed, means), weights.double()
 
     check(layer, x, slow)
 
 
 @pytest.mark.parametrize(("tokens", "shape"), [(16, (4, 4)), (8, (2, 4)), (32, (4, 8))])
-def test_pooling_cells_on_a_square(tokens: int, shape: tuple[int, int]) -> None:
+def test_pooling_cells_of_a_square_map(tokens: int, shape: tuple[int, int]) -> None:
     layer = PoolTokenizer(3, tokens=tokens, token_dim=8).eval()
     with record_groupings(layer) as groupings:
         layer(torch.randn(1, 3, 16, 16))
@@ -169,8 +178,8 @@ def test_pooling_cells_on_a_square(tokens: int, shape: tuple[int, int]) -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("grid", [(3, 3), (7, 14), (10, 10), (14, 20), (20, 14), (1, 9), (1, 1)])
-def test_as_many_tokens_whatever_the_map(kind: str, grid: tuple[int, int]) -> None:
+@pytest.mark.parametrize("grid", [(7, 14), (10, 10), (1, 9), (1, 1)])
+def test_number_of_tokens_does_not_depend_on_the_map(kind: str, grid: tuple[int, int]) -> None:
     layer = build(kind)
     with record_groupings(layer) as groupings:
         out = layer(torch.randn(2, 16, *grid))
@@ -209,7 +218,7 @@ def test_two_colours_are_two_clusters() -> None:
     assert torch.allclose(centres, torch.eye(2).unsqueeze(0))
 
 
-def test_centroids_are_constants_that_repeat_exactly() -> None:
+def test_centroids_are_deterministic_unit_vectors_without_gradient() -> None:
     x = torch.randn(2, 8, 5, 6, requires_grad=True)
     centroids = Centroids(4)
     assert not centroids(x).requires_grad
@@ -217,7 +226,7 @@ def test_centroids_are_constants_that_repeat_exactly() -> None:
     assert torch.allclose(centroids(x), centroids(7 * x), atol=1e-6)
     assert torch.allclose(centroids(x).norm(dim=2), torch.ones(2, 4), atol=1e-6)
     few = centroids(x[:, :, :1, :3])
-    assert torch.equal(few[:, 3], few[:, 0])
+    assert torch.equal(few[:, 3], few[:, 0])  # fewer pixels than tokens: repeated
 
 
 @every_kind
@@ -236,12 +245,12 @@ def test_memory_layout_does_not_matter(kind: str) -> None:
 
 
 @every_kind
-def test_sums_over_many_pixels_keep_their_digits_under_autocast(kind: str) -> None:
-    """At 200×304 a uniform weight is 1.6e-5: a bfloat16 sum of so many would stop far below one."""
+def test_sums_over_many_pixels_are_precise_under_autocast(kind: str) -> None:
+    """At 200×304 pixels a uniform weight is 1.6e-5; a sum in bfloat16 would stop far below one."""
     layer = build(kind, dim=4)
-    seen = []
+    means = []
     embed = next(m for n, m in layer.named_modules() if n.endswith("embed"))
-    embed.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
+    embed.register_forward_pre_hook(lambda _, inputs: means.append(inputs[0].float()))
     value = getattr(layer, "inner", layer).value
     if not isinstance(value, nn.Identity):
         nn.init.zeros_(value.conv.weight)
@@ -249,7 +258,7 @@ def test_sums_over_many_pixels_keep_their_digits_under_autocast(kind: str) -> No
         nn.init.ones_(value.norm.bias)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         layer(torch.ones(1, 4, 200, 304))
-    assert torch.allclose(seen[0], torch.ones_like(seen[0]), atol=4e-3)
+    assert torch.allclose(means[0], torch.ones_like(means[0]), atol=4e-3)
 
 
 @every_kind
@@ -262,7 +271,39 @@ def test_memory_is_linear_in_the_pixels(kind: str) -> None:
     assert largest == [16 * 32 * 32, 16 * 64 * 64]
 
 
-def test_no_tokens_is_an_error() -> None:
+def test_zero_tokens_is_an_error() -> None:
     for kind in (FilterTokenizer, ClusterTokenizer, PoolTokenizer):
         with pytest.raises(UserError, match="tokens=0; give at least 1"):
             kind(8, tokens=0)
+
+
+class MaxTokenizer(nn.Module):
+    """As many copies of the maximum over all pixels as tokens are asked for."""
+
+    def __init__(self, dim: int, *, tokens: int, token_dim: int, value: bool) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.embed = nn.Linear(dim, token_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.embed(x.amax((2, 3))).unsqueeze(1).expand(-1, self.tokens, -1)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers, "_factories", dict(tokenizers._factories))
+    register_tokenizer("max", MaxTokenizer)
+
+
+@pytest.mark.usefixtures("registered")
+def test_registered_tokenizer_is_an_option_of_models() -> None:
+    model = timm.create_model("vt_resnet18", tokenizer="max", tokens=5, width=0.25, num_classes=3)
+    assert isinstance(model.vt.blocks[0].tokenizer, MaxTokenizer)
+    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+    assert model.forward_features(torch.randn(2, 3, 64, 64)).shape == (2, 5, 256)
+
+
+@pytest.mark.usefixtures("registered")
+def test_registered_names_are_unique() -> None:
+    with pytest.raises(UserError, match="'max' is already registered; choose another name"):
+        register_tokenizer("max", FilterTokenizer)

@@ -1,4 +1,4 @@
-"""The baselines of PaCa-ViT have the published sizes, and are timm's network."""
+"""PVTv2, the baseline of PaCa-ViT: published sizes, and the differences to timm's network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_parameters_are_exact(name: str, parameters: int) -> None:
     assert count_parameters(model) == parameters
 
 
-def test_pure_is_the_network_without_its_reductions() -> None:
+def test_pure_has_no_spatial_reduction() -> None:
     with torch.device("meta"):
         reduced, pure = timm.create_model("pvt_v2_b0"), timm.create_model("pvt_v2_b0_pure")
     removed = [n for n in reduced.state_dict() if ".attn.sr." in n or ".attn.norm." in n]
@@ -39,7 +39,7 @@ def test_pure_is_the_network_without_its_reductions() -> None:
     )
 
 
-def test_small_stem_keeps_more_of_a_small_image() -> None:
+def test_strides_of_the_small_stem() -> None:
     features = timm.create_model("pvt_v2_b0_32", features_only=True).eval()
     assert features.feature_info.reduction() == [1, 2, 4, 4]
     with torch.no_grad():

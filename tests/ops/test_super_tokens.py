@@ -1,3 +1,5 @@
+"""Super tokens against loops over tokens, and against the listing of the supplement."""
+
 from __future__ import annotations
 
 from typing import Any, Literal
@@ -34,25 +36,23 @@ BORDERS: list[Any] = ["released", "exact"]
 STEPS = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
 EPS = 1e-12
 SHAPES = [
-    Cells((56, 56), (8, 8)),
-    Cells((57, 57), (8, 8)),
-    Cells((33, 65), (8, 8)),
-    Cells((33, 65), (4, 8)),
+    Cells((24, 24), (8, 8)),
+    Cells((25, 17), (8, 8)),
+    Cells((17, 33), (4, 8)),
     Cells((1, 7), (2, 2)),
     Cells((1, 7), (1, 1)),
     Cells((5, 6), (8, 9)),  # the cell is larger than the grid: one super token
-    Cells((12, 9), (4, 3)),
 ]
 
 
 class Reference:
-    """One image and one token at a time: a token looks at the super tokens of the nine cells around it."""
+    """One image and one token at a time, over the super tokens of the nine cells around it."""
 
     def __init__(self, cells: Cells, border: Border) -> None:
         self.cells, self.border = cells, border
         (height, width), (h, w) = cells.grid, cells.cell
         self.count = (height + h - 1) // h, (width + w - 1) // w
-        # The filling of cut cells takes part in the released models and does not exist in the exact ones.
+        # Padding takes part in "released" and does not exist in "exact".
         released = border == "released"
         self.rows = range(self.count[0] * h if released else height)
         self.columns = range(self.count[1] * w if released else width)
@@ -62,14 +62,14 @@ class Reference:
         return x[y * width + z] if y < height and z < width else np.zeros(x.shape[1])
 
     def around(self, y: int, z: int) -> list[tuple[int, tuple[int, int], bool]]:
-        """(which of the nine, its cell, whether it is on the map) for token (y, z)."""
+        """The nine cells around token (y, z): number, position, and whether it lies on the map."""
         cy, cz = y // self.cells.cell[0], z // self.cells.cell[1]
         cells = [(cy + dy, cz + dz) for dy, dz in STEPS]
         inside = [0 <= a < self.count[0] and 0 <= b < self.count[1] for a, b in cells]
         return list(zip(range(9), cells, inside, strict=True))
 
     def place(self, y: int, z: int) -> tuple[int, int]:
-        """The cell's number and the token's number in the cell."""
+        """The index of the token's cell, and of the token within the cell."""
         h, w = self.cells.cell
         return y // h * self.count[1] + z // w, y % h * w + z % w
 
@@ -109,7 +109,7 @@ class Reference:
         return total / (weight + EPS)
 
     def scatter(self, supers: np.ndarray, association: np.ndarray) -> np.ndarray:
-        """``(N, C)``; what lies outside the map is zero."""
+        """``(N, C)``; super tokens outside the map are zero."""
         height, width = self.cells.grid
         out = np.zeros((height * width, supers.shape[2]))
         for y in range(height):
@@ -128,8 +128,7 @@ class Reference:
 
 
 def algorithm_1(x: Tensor, cells: Cells, n_iter: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The listing of the supplement with F.unfold and F.fold, zero padding around the super tokens, and zeros
-    added at the bottom and right before, cut off after."""
+    """The listing of the supplement, by F.unfold and F.fold; padded at the bottom and right, then cropped."""
     b, c = x.shape[0], x.shape[2]
     (height, width), (h, w) = cells.grid, cells.cell
     p, q = -(-height // h), -(-width // w)
@@ -154,21 +153,6 @@ def run(x: Tensor, cells: Cells, border: Border, n_iter: int = 1) -> tuple[Tenso
     return association, supers, super_token_scatter(supers, association, cells)
 
 
-def compare_with_reference(x: Tensor, cells: Cells, border: Border, n_iter: int) -> None:
-    result = run(x, cells, border, n_iter)
-    for b in range(x.shape[0]):
-        expected = Reference(cells, border).run(x[b].double().numpy(), n_iter)
-        for actual, wanted in zip(result, expected, strict=True):
-            assert_close(actual[b], wanted)
-
-
-@pytest.mark.parametrize("border", BORDERS)
-@pytest.mark.parametrize("cells", SHAPES)
-def test_equals_the_reference(cells: Cells, border: Border) -> None:
-    x = randn(1, cells.grid[0] * cells.grid[1], 3, seed=1)
-    compare_with_reference(x, cells, border, n_iter=1)
-
-
 @pytest.mark.parametrize("border", BORDERS)
 @EXAMPLES
 @given(
@@ -179,7 +163,7 @@ def test_equals_the_reference(cells: Cells, border: Border) -> None:
     dtype=st.sampled_from([torch.float64, torch.float32]),
     seed=st.integers(0, 10_000),
 )
-def test_equals_the_reference_on_random_grids(
+def test_equals_the_reference(
     border: Border,
     grid: tuple[int, int],
     cell: tuple[int, int],
@@ -188,13 +172,17 @@ def test_equals_the_reference_on_random_grids(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    x = randn(2, grid[0] * grid[1], c, seed=seed, dtype=dtype)
-    compare_with_reference(x, Cells(grid, cell), border, n_iter)
+    x, cells = randn(2, grid[0] * grid[1], c, seed=seed, dtype=dtype), Cells(grid, cell)
+    result = run(x, cells, border, n_iter)
+    for b in range(2):
+        expected = Reference(cells, border).run(x[b].double().numpy(), n_iter)
+        for actual, wanted in zip(result, expected, strict=True):
+            assert_close(actual[b], wanted)
 
 
-@pytest.mark.parametrize("n_iter", [1, 2, 3])
+@pytest.mark.parametrize("n_iter", [1, 3])
 @pytest.mark.parametrize("cells", SHAPES)
-def test_released_equals_unfold_and_fold(cells: Cells, n_iter: int) -> None:
+def test_released_equals_the_listing(cells: Cells, n_iter: int) -> None:
     x = randn(2, cells.grid[0] * cells.grid[1], 5, seed=2)
     result, expected = run(x, cells, "released", n_iter), algorithm_1(x, cells, n_iter)
     for actual, wanted in zip(result, expected, strict=True):
@@ -203,15 +191,15 @@ def test_released_equals_unfold_and_fold(cells: Cells, n_iter: int) -> None:
 
 @pytest.mark.parametrize("n_iter", [1, 3])
 @pytest.mark.parametrize("cells", SHAPES)
-def test_exact_gives_a_constant_map_back(cells: Cells, n_iter: int) -> None:
+def test_exact_preserves_a_constant_map(cells: Cells, n_iter: int) -> None:
     x = torch.tensor([1.0, -2, 0.5, 3]).expand(1, cells.grid[0] * cells.grid[1], 4)
     result = run(x, cells, "exact", n_iter)[2]
     torch.testing.assert_close(result, x, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("value", "channels"), [(1.0, 4), (0.5, 64)])
-def test_released_loses_at_the_borders(value: float, channels: int) -> None:
-    """The published figures. They belong to logits of value²·√C = 2: a corner then keeps 4e² / (4e² + 5)."""
+def test_released_shrinks_values_at_the_border(value: float, channels: int) -> None:
+    """The published figures, for logits of value²·√C = 2: a corner keeps 4e² / (4e² + 5) of its value."""
 
     def kept(size: int) -> Tensor:
         x = torch.full((1, size * size, channels), value)
@@ -227,8 +215,8 @@ def test_released_loses_at_the_borders(value: float, channels: int) -> None:
 
 
 @pytest.mark.parametrize("cells", SHAPES)
-def test_where_the_weights_are(cells: Cells) -> None:
-    """Every token hands out exactly one; in the exact form nothing goes outside or comes from the filling."""
+def test_weights_sum_to_one(cells: Cells) -> None:
+    """The exact form gives no weight to cells outside the map, nor to padding."""
     (p, q), (h, w) = cells.count, cells.cell
     x = 3 * randn(2, cells.grid[0] * cells.grid[1], 4, seed=3)
     released = super_token_association(x, cells, border="released")
@@ -241,14 +229,6 @@ def test_where_the_weights_are(cells: Cells) -> None:
         for i, (dy, dx) in enumerate(STEPS):
             if not (0 <= k // q + dy < p and 0 <= k % q + dx < q):
                 assert not exact[:, k, :, i].any()
-
-
-@pytest.mark.parametrize("border", BORDERS)
-def test_borders_agree_in_the_middle(border: Border) -> None:
-    """Away from the edge of the map there is only one formula."""
-    x, cells = randn(1, 40 * 40, 4, seed=4), Cells((40, 40), (8, 8))
-    middle = super_token_association(x, cells, border=border)[0, 2 * 5 + 2]
-    assert_close(middle, super_token_association(x, cells, border="exact")[0, 12])
 
 
 @pytest.mark.parametrize("border", BORDERS)
@@ -266,7 +246,7 @@ def test_extreme_values_stay_finite(border: Border) -> None:
     grid=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     cell=st.tuples(st.integers(1, 15), st.integers(1, 15)),
 )
-def test_cells_cover_the_grid_and_back(grid: tuple[int, int], cell: tuple[int, int]) -> None:
+def test_cells_cover_the_grid(grid: tuple[int, int], cell: tuple[int, int]) -> None:
     cells = Cells(grid, cell)
     (p, q), (bottom, right) = cells.count, cells.padding
     assert (p * cell[0], q * cell[1]) == (grid[0] + bottom, grid[1] + right)
@@ -281,7 +261,7 @@ def test_cells_cover_the_grid_and_back(grid: tuple[int, int], cell: tuple[int, i
 
 
 @pytest.mark.parametrize("border", BORDERS)
-def test_nothing_of_size_n_times_k_is_made(border: Border) -> None:
+def test_no_tensor_of_size_n_times_k_is_made(border: Border) -> None:
     """4096 tokens and 256 super tokens: an N×K matrix has 1,048,576 elements, the association 36,864."""
     cells, c = Cells((64, 64), (4, 4)), 8
     x = randn(1, 4096, c).requires_grad_()
@@ -293,9 +273,9 @@ def test_nothing_of_size_n_times_k_is_made(border: Border) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("border", BORDERS)
 def test_low_precision_tokens_are_summed_in_float32(dtype: torch.dtype, border: Border) -> None:
-    """160,000 tokens in cells of 1600, where a bfloat16 sum would stop growing at 256."""
-    cells = Cells((400, 400), (40, 40))
-    x = (1 + randn(1, 160_000, 2, seed=6)).to(dtype)
+    """Cells of 1600 tokens: a bfloat16 sum of ones would stop growing at 256."""
+    cells = Cells((120, 120), (40, 40))
+    x = (1 + randn(1, 14_400, 2, seed=6)).to(dtype)
     association, supers, back = run(x, cells, border)
     expected = run(x.double(), cells, border)
     assert association.dtype == torch.float32
@@ -307,39 +287,31 @@ def test_low_precision_tokens_are_summed_in_float32(dtype: torch.dtype, border: 
 
 
 @pytest.mark.parametrize("border", BORDERS)
-def test_autocast_changes_nothing(border: Border) -> None:
-    x, cells = randn(2, 35, 16, seed=7, dtype=torch.float32), Cells((5, 7), (2, 3))
-    expected = run(x, cells, border, 2)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_same_leaves(run(x, cells, border, 2), expected)
-
-
-@pytest.mark.parametrize("border", BORDERS)
-def test_layout_does_not_matter_and_images_are_independent(border: Border) -> None:
-    x, cells = randn(3, 35, 4, seed=8), Cells((5, 7), (2, 3))
+def test_layout_and_autocast_change_nothing_and_images_are_independent(border: Border) -> None:
+    x, cells = randn(3, 35, 4, seed=8, dtype=torch.float32), Cells((5, 7), (2, 3))
     before, expected = x.clone(), run(x, cells, border)
-    for _, other in layouts(x):
+    for other in layouts(x):
         assert_same_leaves(run(other, cells, border), expected)
-    assert_same_leaves(run(x.flip(0), cells, border), [part.flip(0) for part in expected])
     shared = x[:1].expand(3, 35, 4)
     assert_same_leaves(run(shared, cells, border), run(shared.clone(), cells, border))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same_leaves(run(x, cells, border), expected)
     assert torch.equal(x, before)
     x[0] = torch.nan
-    for part, wanted in zip(run(x, cells, border), expected, strict=True):
-        assert_close(part[1:], wanted[1:])
+    assert_same_leaves([part[1:] for part in run(x, cells, border)], [part[1:] for part in expected])
     assert run(x[:0], cells, border)[2].shape == (0, 35, 4)
 
 
 def test_gradients() -> None:
-    """The association has none; gather and scatter have theirs, for the association they are given, too."""
+    """The association has none; gather and scatter have one also for a given association."""
     cells = Cells((3, 5), (2, 2))
     x = randn(2, 15, 3, seed=9).requires_grad_()
     supers = randn(2, 6, 3, seed=10).requires_grad_()
     association = (rand(2, 6, 4, 9, seed=11) + 0.1).requires_grad_()
     assert not super_token_association(x, cells).requires_grad
     check = torch.autograd.gradcheck
-    assert check(lambda x, a: super_token_gather(x, a, cells), (x, association))
-    assert check(lambda s, a: super_token_scatter(s, a, cells), (supers, association))
+    assert check(lambda x, a: super_token_gather(x, a, cells), (x, association), fast_mode=True)
+    assert check(lambda s, a: super_token_scatter(s, a, cells), (supers, association), fast_mode=True)
 
 
 @pytest.mark.parametrize("border", BORDERS)
@@ -357,7 +329,7 @@ def test_one_graph_for_every_size() -> None:
         assert_same_leaves(one_graph(x, cells, "exact"), run(x, cells, "exact"))
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_invalid_arguments() -> None:
     x, cells = torch.zeros(1, 35, 4), Cells((5, 7), (2, 3))
     with pytest.raises(ValueError, match="n_iter=0"):
         super_token_association(x, cells, n_iter=0)

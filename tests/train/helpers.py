@@ -1,4 +1,4 @@
-"""What several tests of training use."""
+"""Helpers of the training tests."""
 
 from __future__ import annotations
 
@@ -17,36 +17,34 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from visualtokens.data import Batch
-from visualtokens.tasks.classify import Evaluation, evaluate, loss_of
-from visualtokens.tasks.task import ExampleLoader, Loading, Loss, Task
+from visualtokens.tasks.classify import ClassifyEvaluation, evaluate, loss_of
+from visualtokens.tasks.task import ExampleLoader, Loading, Loss, Training, get_task
 from visualtokens.train import TrainConfig
 from visualtokens.train.snapshot import State, list_snapshots, load_snapshot
-from visualtokens.train.step import Learner, Taken
+from visualtokens.train.step import Learner, StepResult
 
 Make = Callable[..., TrainConfig]
 CPU = torch.device("cpu")
 
 
-class StubTask(Task[Batch, Evaluation]):
-    """Ten classes and any model; the loss is a smoothed cross-entropy."""
-
-    name, score, images, classes = "stub", "accuracy", (8, 8), [str(i) for i in range(10)]
+class StubTraining(Training[Batch]):
+    """Any model with ten classes; the loss is a smoothed cross-entropy."""
 
     def __init__(self, model: nn.Module, *, smoothing: float = 0.0) -> None:
-        self.model = model
+        self.task, self.model = get_task("classify"), model
         self.smoothing = smoothing
 
     def train_loader(self, loading: Loading) -> ExampleLoader[Batch]:
         raise NotImplementedError
-
-    val_loader = train_loader
 
     def loss(self, model: nn.Module, batch: Batch, *, rng: np.random.Generator) -> Loss:
         logits = model(batch.images)
         right = (logits.argmax(1) == batch.labels).sum()
         return Loss(loss_of(logits, batch.labels, smoothing=self.smoothing), {"accuracy": right})
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch], *, progress: bool | None) -> Evaluation:
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Batch], *, progress: bool | None
+    ) -> ClassifyEvaluation:
         return evaluate(model, batches, classes=10, progress=progress)
 
     def describe(self) -> dict[str, Any]:
@@ -61,7 +59,7 @@ def a_batch(images: Tensor, labels: Tensor | None = None) -> Batch:
 def learner_of(
     model: nn.Module, config: TrainConfig, *, steps: int = 4, smoothing: float = 0.0
 ) -> Learner[Batch]:
-    return Learner(StubTask(model, smoothing=smoothing), config, device=CPU, steps=steps)
+    return Learner(StubTraining(model, smoothing=smoothing), config, device=CPU, steps=steps)
 
 
 def weights(config: TrainConfig, folder: str = ".") -> dict[str, Tensor]:
@@ -69,7 +67,7 @@ def weights(config: TrainConfig, folder: str = ".") -> dict[str, Tensor]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Bit for bit, in nested dictionaries and lists as well."""
+    """Return whether two nested structures are equal bit for bit."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
@@ -96,10 +94,10 @@ def last_state(config: TrainConfig) -> tuple[State, dict[str, Tensor]]:
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
-    """Do something in the middle of the given step, counted from 0."""
+    """Call ``act`` during the given step, counted from 0."""
     learn = Learner.learn
 
-    def learn_and_act(self: Learner[Batch], batch: Batch, counts: Sequence[int] | None = None) -> Taken:
+    def learn_and_act(self: Learner[Batch], batch: Batch, counts: Sequence[int] | None = None) -> StepResult:
         if self.step == step:
             act()
         return learn(self, batch, counts)
@@ -109,7 +107,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object
 
 @contextmanager
 def dies_at_evaluation(task: type, number: int) -> Iterator[None]:
-    """The training inside ends with an error when it evaluates for the given time, counted from 1."""
+    """Let the training inside fail at its evaluation of this number, counted from 1."""
 
     class Enough(Exception): ...
 
@@ -129,5 +127,5 @@ def dies_at_evaluation(task: type, number: int) -> Iterator[None]:
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
-    """Send ourselves a signal in the middle of the given step."""
+    """Send this process a signal during the given step."""
     at_step(monkeypatch, step, lambda: os.kill(os.getpid(), number))

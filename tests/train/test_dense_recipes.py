@@ -1,4 +1,4 @@
-"""Everything that a recipe of segmentation or detection names is really applied."""
+"""Every option of the segmentation and detection recipes is applied."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from timm.layers import DropPath
 
 from visualtokens.cli.parse import parse
 from visualtokens.cli.train import VERB
-from visualtokens.tasks.detect.task import Detect
-from visualtokens.tasks.segment.task import Segment
+from visualtokens.tasks.detect.task import DetectTraining
+from visualtokens.tasks.segment.task import SegmentTraining
 from visualtokens.train import TrainConfig
 from visualtokens.train.distributed import Team
 from visualtokens.train.run import Run
@@ -85,15 +85,15 @@ def test_vt_fpn(name: str, batch: int, lr: float, decay: float, size: int) -> No
     assert {g["momentum"] for g in optimizer.param_groups} == {0.9}
     assert {g["weight_decay"] for g in optimizer.param_groups} == {0.0, decay}
     assert max(rates(run)) == pytest.approx(lr, rel=0.02)
-    task = run.task
-    assert isinstance(task, Segment)
+    task = run.training
+    assert isinstance(task, SegmentTraining)
     assert (task.preprocess.size, task.options.smoothing, task.augment.flip) == ((size, size), 0, 0.5)
 
 
 def test_upernet() -> None:
     run = run_of(config_of("upernet_ade20k", *STVIT))
-    task = run.task
-    assert isinstance(task, Segment)
+    task = run.training
+    assert isinstance(task, SegmentTraining)
     assert isinstance(run.learner.optimizer, torch.optim.AdamW)
     assert (task.preprocess.size, task.options.auxiliary) == ((512, 512), 0.4)
     assert task.model.auxiliary is not None
@@ -114,8 +114,8 @@ def test_upernet() -> None:
 )
 def test_detectors(name: str, sides: tuple[int, ...], falls: tuple[int, int]) -> None:
     run = run_of(config_of(name, *STVIT))
-    task = run.task
-    assert isinstance(task, Detect)
+    task = run.training
+    assert isinstance(task, DetectTraining)
     assert (task.sizing.short, task.sizing.long, task.sizing.flip) == (sides, 1333, 0.5)
     assert (task.model.transform.min_size, task.model.transform.max_size) == ((800,), 1333)
     assert isinstance(run.learner.optimizer, torch.optim.AdamW)

@@ -1,4 +1,4 @@
-"""Several processes that train together: the same result as one, and no end when one of them ends."""
+"""Several training processes: the result of one process, restarts, and signals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import torch
 
 from tests.train.helpers import Make, history, last_state, lines, same, signal_at, step_losses, weights
 from tests.train.ranks import run_ranks
-from tests.train.test_loop import make_folder
+from tests.train.test_run import make_folder
 from visualtokens.data import Share
 from visualtokens.errors import UserError
 from visualtokens.train import TrainConfig, train
-from visualtokens.train.distributed import Team, join_team, local_device
+from visualtokens.train.distributed import SIGNALS, Stop, Team, catch_signals, join_team, local_device
 
 # Adam turns a gradient that is zero but for rounding into a step of full length; SGD does not.
 SGD: dict[str, Any] = dict(
@@ -47,19 +48,19 @@ def test_one_process_is_a_team_of_one() -> None:
     assert local_device(torch.device("cpu")) == torch.device("cpu")
 
 
-def talk() -> tuple[Any, ...]:
+def exchange() -> tuple[Any, ...]:
     with join_team(torch.device("cpu")) as team:
-        told = team.exchange([team.rank + 0.1, 7])
+        received = team.exchange([team.rank + 0.1, 7])
         gathered = team.gather({"rank": team.rank})
         team.wait()
-        return team, told.tolist(), gathered
+        return team, received.tolist(), gathered
 
 
-def test_what_processes_tell_each_other() -> None:
-    answers = run_ranks(talk)
-    for rank, (team, told, gathered) in enumerate(answers):
+def test_exchange_and_gather() -> None:
+    answers = run_ranks(exchange)
+    for rank, (team, received, gathered) in enumerate(answers):
         assert team == Team(rank, 2)
-        assert told == [[0.1, 7.0], [1.1, 7.0]]
+        assert received == [[0.1, 7.0], [1.1, 7.0]]
         assert gathered == [{"rank": 0}, {"rank": 1}]
 
 
@@ -69,17 +70,17 @@ def test_two_processes_give_the_weights_of_one(config: Make, tmp_path: Path, cha
     one = config(out=str(tmp_path / "one"), **SGD, **(changes | {"accumulate": 1}))
     two = config(out=str(tmp_path / "two"), **SGD, **changes)
     alone = train(one)
-    leader, other = run_ranks(train, two)
+    main, other = run_ranks(train, two)
     assert last_state(two)[0].step == 20
     for (name, a), b in zip(weights(one).items(), weights(two).values(), strict=True):
         torch.testing.assert_close(b, a, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
     assert [loss for _, loss in step_losses(two)] == pytest.approx(
         [loss for _, loss in step_losses(one)], abs=1e-5
     )
-    assert leader.metrics == pytest.approx(alone.metrics, abs=1e-4)
-    assert torch.equal(leader.confusion, alone.confusion)
-    assert leader.metrics == other.metrics, "every process knows the figures of all"
-    assert (leader.leads, other.leads) == (True, False)
+    assert main.metrics == pytest.approx(alone.metrics, abs=1e-4)
+    assert torch.equal(main.confusion, alone.confusion)
+    assert main.metrics == other.metrics, "every process knows the figures of all"
+    assert (main.is_main, other.is_main) == (True, False)
 
 
 def stop_at(step: int, rank: int, settings: TrainConfig) -> int | None:
@@ -136,8 +137,8 @@ def test_several_processes_need_an_image_each_and_gpus_for_sync_bn(config: Make)
             assert str(error) == message
 
 
-def test_a_killed_process_costs_only_the_steps_since_the_last_snapshot(config: Make, tmp_path: Path) -> None:
-    """By torchrun, which starts both again; the run ends as one that nothing happened to."""
+def test_killed_process_costs_only_the_steps_since_the_last_snapshot(config: Make, tmp_path: Path) -> None:
+    """torchrun restarts both, and the result equals that of an uninterrupted run."""
     options: dict[str, Any] = EVERYTHING | dict(epochs=4)
     whole = config(out=str(tmp_path / "whole"), **options)
     broken = config(out=str(tmp_path / "broken"), **options)
@@ -156,7 +157,7 @@ def test_a_killed_process_costs_only_the_steps_since_the_last_snapshot(config: M
         out, err = job.communicate(timeout=240)
     assert job.returncode == 0, err
     assert "resumed after step" in err
-    assert out.count("saved in") == 1, "one process talks"
+    assert out.count("saved in") == 1, "only the main process prints"
     (state_a, average_a), (state_b, average_b) = last_state(whole), last_state(broken)
     assert state_b.step == 24
     assert same(average_a, average_b)
@@ -178,3 +179,48 @@ def _wait_for_steps(settings: TrainConfig, steps: int, job: subprocess.Popen[str
 def _children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found]
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_requests_a_stop_and_restores_the_default_handlers(number: signal.Signals) -> None:
+    with catch_signals() as stop:
+        assert not stop
+        os.kill(os.getpid(), number)
+        assert stop
+        assert stop.signal == number
+        assert {signal.getsignal(each) for each in SIGNALS} == {signal.SIG_DFL}
+
+
+def test_handlers_are_restored_after_an_error() -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with pytest.raises(RuntimeError, match="inside"), catch_signals():
+        raise RuntimeError("inside")
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_processes_agree_to_stop() -> None:
+    signalled, other = Stop(), Stop()
+    signalled.signal = signal.SIGTERM
+    signals = [stop.signal or 0 for stop in (signalled, other)]
+    assert signalled.agree(signals)
+    assert other.agree(signals)
+    assert other.signal == signal.SIGTERM
+    assert not Stop().agree([0, 0])
+
+
+def test_another_thread_does_not_touch_signals() -> None:
+    outcome: list[object] = []
+
+    def work() -> None:
+        with catch_signals() as stop:
+            outcome.append(bool(stop))
+            outcome.append(signal.getsignal(signal.SIGINT))
+
+    handler = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert outcome == [False, handler]

@@ -1,4 +1,4 @@
-"""Real disks that are full or read-only: a clear error, and the checkpoint before it intact."""
+"""Full and read-only disks: a clear error, and the last checkpoint stays intact."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
         call("umount", "--lazy", folder)
 
 
-def check_that_it_goes_on(settings: TrainConfig, resumed: TrainConfig, steps: int) -> None:
+def check_resume(settings: TrainConfig, resumed: TrainConfig, steps: int) -> None:
     state, saved = last_state(settings)
     assert state.step == steps
     assert same(weights(settings), saved)
     assert load_checkpoint(settings.out).classes
-    assert not list(Path(settings.out).rglob(".*.tmp")), "nothing half is left to fill the disk"
+    assert not list(Path(settings.out).rglob(".*.tmp")), "no partial files are left"
     train(resumed)
     assert last_state(resumed)[0].step == 6
 
@@ -64,7 +64,7 @@ def test_a_disk_that_is_full(config: Make, mount: Mount, monkeypatch: pytest.Mon
     assert "\n" not in str(caught.value)
     ballast.unlink()
     monkeypatch.undo()
-    check_that_it_goes_on(settings, config(out=settings.out, save_every=1, resume="auto"), steps=2)
+    check_resume(settings, config(out=settings.out, save_every=1, resume="auto"), steps=2)
 
 
 def test_a_folder_that_becomes_read_only(config: Make, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_folder_that_becomes_read_only(config: Make, mount: Mount, monkeypatch
         train(settings)
     call("umount", snapshots)
     monkeypatch.undo()
-    check_that_it_goes_on(settings, config(out=settings.out, save_every=1, resume="auto"), steps=1)
+    check_resume(settings, config(out=settings.out, save_every=1, resume="auto"), steps=1)
 
 
 def test_a_limit_on_the_size_of_files(config: Make) -> None:
@@ -99,7 +99,10 @@ def test_a_limit_on_the_size_of_files(config: Make) -> None:
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"error: cannot save in '{settings.out}'")
-    assert "the snapshot epoch_0001_step_00000003 is intact; make room, then go on with --resume auto" in last
+    assert (
+        "the snapshot epoch_0001_step_00000003 is intact; free some space, then resume with --resume auto"
+        in last
+    )
     assert "Traceback" not in done.stderr
     assert same(weights(settings), before)
     assert last_state(settings)[0].step == 3

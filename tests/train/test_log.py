@@ -1,4 +1,4 @@
-"""The log: JSON lines always, other places when asked for."""
+"""Logs: JSON lines, TensorBoard and trackers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from visualtokens.train import train
 from visualtokens.train.log import Log, forget_steps_after, open_sinks
 
 
-def test_steps_are_on_the_disk_as_soon_as_they_are_told(tmp_path: Path) -> None:
+def test_steps_are_flushed_at_once(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.step({"step": 1, "loss": 2.5})
     log.step({"step": 2, "loss": float("nan")})
-    told = (tmp_path / "steps.jsonl").read_text()
-    assert [json.loads(line) for line in told.splitlines()] == [
+    logged = (tmp_path / "steps.jsonl").read_text()
+    assert [json.loads(line) for line in logged.splitlines()] == [
         {"step": 1, "loss": 2.5},
         {"step": 2, "loss": None},
     ]
     log.close()
 
 
-def test_what_comes_after_a_snapshot_is_forgotten(tmp_path: Path) -> None:
+def test_records_after_a_snapshot_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     forget_steps_after(tmp_path, 3)
     assert not path.exists()
@@ -38,7 +38,7 @@ def test_what_comes_after_a_snapshot_is_forgotten(tmp_path: Path) -> None:
 
 
 class Recorder(ModuleType):
-    """Stands for trackio or wandb."""
+    """Replaces trackio or wandb."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -55,7 +55,7 @@ class Recorder(ModuleType):
 
 
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
-def test_trackers_are_told_every_step_and_epoch_and_go_on_under_the_same_name(
+def test_trackers_log_steps_and_epochs_and_keep_their_id(
     config: Make, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, tracker := Recorder(name))
@@ -68,11 +68,13 @@ def test_trackers_are_told_every_step_and_epoch_and_go_on_under_the_same_name(
     assert starts[0][key] == starts[1][key]
     assert starts[0]["resume"] == "allow"
     assert starts[0]["config"]["model"] == "paca_vit_nano"
-    told = [values for call, values in tracker.calls if call == "log"]
-    steps = [(step, values["train/loss"]) for values, step in told if "train/loss" in values]
+    logged = [values for call, values in tracker.calls if call == "log"]
+    steps = [(step, values["train/loss"]) for values, step in logged if "train/loss" in values]
     assert steps == [(record["step"], record["loss"]) for record in lines(config(), "steps.jsonl")]
     assert [step for step, _ in steps] == [1, 2, 3, 4, 5, 6]
-    epochs = [(step, values["epoch/val_accuracy"]) for values, step in told if "epoch/val_accuracy" in values]
+    epochs = [
+        (step, values["epoch/val_accuracy"]) for values, step in logged if "epoch/val_accuracy" in values
+    ]
     assert epochs == [(3 * r["epoch"], r["val_accuracy"]) for r in lines(config(), "log.jsonl")]
     assert [call for call, _ in tracker.calls].count("finish") == 2
 
@@ -83,17 +85,15 @@ def test_tensorboard(config: Make) -> None:
 
     train(config(log=["tensorboard"], log_every=2))
     events = EventAccumulator(str(Path(config().out) / "tensorboard")).Reload()
-    told = lines(config(), "steps.jsonl")
-    assert [event.step for event in events.Scalars("train/loss")] == [record["step"] for record in told]
+    logged = lines(config(), "steps.jsonl")
+    assert [event.step for event in events.Scalars("train/loss")] == [record["step"] for record in logged]
     losses = [event.value for event in events.Scalars("train/loss")]
-    assert losses == pytest.approx([record["loss"] for record in told])
+    assert losses == pytest.approx([record["loss"] for record in logged])
     assert [event.step for event in events.Scalars("epoch/val_accuracy")] == [3, 6]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
-def test_a_library_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     missing = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UserError, match=rf"log={name} needs .*pip install 'visualtokens\[logging\]'"):

@@ -1,4 +1,4 @@
-"""Everything that a recipe names is really applied: read back from what was built, step by step."""
+"""Every option of a recipe is applied: read back from the objects that a run builds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from timm.layers import DropPath
 from torch import nn
 from torch.nn import functional as F
 
-from tests.train.test_start import save
+from tests.train.test_initialize import save
 from visualtokens.cli.parse import parse
 from visualtokens.cli.train import VERB
 from visualtokens.data import generator
 from visualtokens.data.transforms import Mix
-from visualtokens.tasks.classify import Classify
+from visualtokens.tasks.classify import ClassifyTraining
+from visualtokens.tasks.classify.task import all_model_args
 from visualtokens.tasks.task import Loading
 from visualtokens.train import TrainConfig, train
 from visualtokens.train.distributed import Team
 from visualtokens.train.run import Run
-from visualtokens.train.tasks import all_model_args
 
 NAMES = (
     *("vt_default", "vt_advanced", "deit", "deit_2x", "stvit_384_finetune", "paca_cifar100"),
@@ -99,8 +99,8 @@ def test_vt_default() -> None:
     assert {g["weight_decay"] for g in optimizer.param_groups} == {0.0, 4e-5}
     assert run.config.batch == 256
     assert rates(run) == pytest.approx([0.1 * 0.1 ** (step // (30 * 6)) for step in range(90 * 6)])
-    task = run.task
-    assert isinstance(task, Classify)
+    task = run.training
+    assert isinstance(task, ClassifyTraining)
     assert (task.mix, task.teacher, task.options.smoothing) == (None, None, 0)
     assert (task.augment.crop_area, task.augment.flip, task.augment.policy) == ((0.08, 1.0), 0.5, None)
     assert run.learner.ema is None
@@ -116,8 +116,8 @@ def test_vt_advanced(checkpoints: dict[str, str]) -> None:
     found = rates(run)  # one step is one epoch here
     assert found[:6] == pytest.approx([0.01 + 0.15 * epoch / 5 for epoch in range(6)])
     assert found[5:] == pytest.approx([0.16 * 0.9875 ** (epoch - 5) for epoch in range(5, 400)])
-    task = run.task
-    assert isinstance(task, Classify)
+    task = run.training
+    assert isinstance(task, ClassifyTraining)
     assert (task.augment.policy, task.options.smoothing) == ("original", 0.1)
     assert run.learner.ema is not None
     assert run.learner.ema.get_decay() == 0.99985
@@ -128,7 +128,7 @@ def test_vt_advanced(checkpoints: dict[str, str]) -> None:
     assert timm.is_model(config_of("vt_advanced").teacher)
 
 
-def assert_loss_weights(task: Classify, *, labels: float, teacher: float) -> None:
+def assert_loss_weights(task: ClassifyTraining, *, labels: float, teacher: float) -> None:
     """The loss is the stated mixture of cross-entropy and divergence from the teacher, both written out."""
     assert task.teacher is not None
     batch = next(iter(task.val_loader(Loading(batch=8))))
@@ -157,8 +157,8 @@ def test_deit(checkpoints: dict[str, str], name: str, init: bool) -> None:
     assert {g["weight_decay"] for g in optimizer.param_groups} == {0.0, 0.05}
     expected = cosine(300, STEPS[1024], lr=1e-3, low=1e-5, warmup=5, start=1e-6)
     assert rates(run) == pytest.approx(expected)
-    task = run.task
-    assert isinstance(task, Classify)
+    task = run.training
+    assert isinstance(task, ClassifyTraining)
     assert (task.augment.policy, task.augment.erase) == ("rand-m9-mstd0.5-inc1", 0.25)
     assert (task.augment.crop_area, task.augment.flip) == ((0.08, 1.0), 0.5)
     assert isinstance(task.mix, Mix)
@@ -190,7 +190,7 @@ def test_stochastic_depth_is_the_models(model: str, rate: float) -> None:
 def test_stvit_384_finetune(checkpoints: dict[str, str]) -> None:
     config = config_of("stvit_384_finetune", "--model", "paca_vit_b0", "--init", checkpoints["paca_vit_b0"])
     run = run_of(config)
-    assert (config.epochs, config.batch, run.task.preprocess.size) == (30, 512, (384, 384))  # type: ignore[attr-defined]
+    assert (config.epochs, config.batch, run.training.preprocess.size) == (30, 512, (384, 384))  # type: ignore[attr-defined]
     expected = cosine(30, STEPS[512], lr=1e-5, low=1e-6, warmup=0, start=0)
     assert rates(run) == pytest.approx(expected)
     assert {g["weight_decay"] for g in run.learner.optimizer.param_groups} == {0.0, 1e-8}
@@ -198,8 +198,8 @@ def test_stvit_384_finetune(checkpoints: dict[str, str]) -> None:
 
 def test_paca_cifar100() -> None:
     run = run_of(config_of("paca_cifar100", "--model", "paca_vit_b0_32"))
-    task = run.task
-    assert isinstance(task, Classify)
+    task = run.training
+    assert isinstance(task, ClassifyTraining)
     assert task.preprocess.size == (32, 32)
     assert (task.augment.shift, task.augment.flip, task.augment.crop_area) == (4, 0.5, None)
     assert (task.augment.policy, task.augment.erase) == ("rand-m9-mstd0.5-inc1", 0.25)

@@ -1,4 +1,4 @@
-"""Measuring: speed, memory, multiply-adds, side by side."""
+"""Benchmarks: speed, peak memory and multiply-adds of models, side by side."""
 
 from visualtokens.bench.comparison import Candidate, Comparison, ComparisonRow, Mode, compare
 from visualtokens.bench.macs import count_macs, count_parameters, macs_by_module

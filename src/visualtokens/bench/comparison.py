@@ -1,4 +1,4 @@
-"""Models side by side: speed, memory, cost."""
+"""Comparison of models: speed, peak memory and cost, measured in one interleaved run."""
 
 from __future__ import annotations
 
@@ -20,30 +20,41 @@ from visualtokens.bench.timing import (
     MIN_SECONDS,
     Spread,
     Timings,
-    Word,
+    Verdict,
     interleave,
     matmul_canary,
     synchronize,
 )
 from visualtokens.errors import UserError, unknown
 
+Mode = Literal["eager", "channels_last", "compile", "train"]
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A named candidate: a model, or any function of a batch of images."""
+
+    name: str
+    model: Callable[[Tensor], object]
+
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One candidate. What does not exist for a plain function is None."""
+    """Results of one candidate. A plain function has no parameters and macs."""
 
     name: str
     parameters: int | None
-    macs: int | None  # of one image
+    macs: int | None  # per image
     images_per_second: Spread  # median and interquartile range over the rounds
     peak_bytes: int  # above weights and input, for the whole batch
-    ratio: Spread  # speed against the first row, paired by round; see Timings.ratio
-    word: Word | None  # None for the first row
+    ratio: Spread  # speed relative to the first row, paired by round; see Timings.ratio
+    verdict: Verdict | None  # None for the first row
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` measured, and under which conditions."""
+    """Result of :func:`compare`, with the conditions of the measurement."""
 
     rows: tuple[ComparisonRow, ...]
     size: tuple[int, int]
@@ -51,16 +62,17 @@ class Comparison:
     mode: Mode
     rounds: int
     machine: dict[str, Any]
-    tolerance: float  # how much slower than its best a turn's canary may be
-    discarded: int  # turns thrown away because the machine was busy
-    noisy: int  # turns kept although it was busy, because it never got quiet
+    tolerance: float  # how much slower than the best the canary of a turn may be
+    discarded: int  # turns repeated because the machine was busy
+    noisy: int  # turns kept although the machine was busy
 
     def table(self) -> str:
         """The comparison as text, at most 100 columns wide."""
-        return text_table(self)
+        cells = [COLUMNS, *(_cells(row) for row in self.rows)]
+        return "\n".join([*_header(self), "", *align(cells), "", *_legend(self)])
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, ready for JSON."""
+        """The comparison as a dictionary, ready for JSON."""
         return asdict(self) | {"quiet": self.noisy == 0}
 
 
@@ -78,28 +90,27 @@ def compare(
 ) -> Comparison:
     """Measure models side by side on random images; every row is compared with the first of ``models``.
 
-    ``models`` and ``against`` hold names of this library or of timm, or a :class:`Candidate`; weights
-    are random. ``mode``: ``"eager"``, ``"channels_last"`` and ``"compile"`` (inductor; compiling is done
-    before the clock starts) are forward passes in evaluation and inference mode; ``"train"`` is forward
-    and backward in training mode, without an optimizer. Every model has one turn of about
-    ``min_seconds`` in each of the ``rounds``; see :func:`~visualtokens.bench.interleave` for how a busy
-    machine is dealt with. ``threads`` is the number of threads of torch, restored afterwards; None
-    leaves it as it is.
+    ``models`` and ``against`` hold names of models of this library or timm, or :class:`Candidate` objects;
+    weights are random. ``mode``: ``"eager"``, ``"channels_last"`` and ``"compile"`` (inductor; compilation
+    is not timed) are forward passes in evaluation and inference mode; ``"train"`` is forward and backward
+    in training mode, without an optimizer. Every model has one turn of about ``min_seconds`` in each of
+    the ``rounds``; see :func:`~visualtokens.bench.interleave` for the treatment of a busy machine.
+    ``threads`` is the number of torch threads, restored afterwards; None keeps the current number.
     """
     if min(*size, batch) < 1:
         raise UserError(f"cannot measure {batch} images of {size[0]}×{size[1]}; give sizes of 1 or more")
     device = torch.device(device)
-    room = _room_to_compile(len(models) + len(against)) if mode == "compile" else contextlib.nullcontext()
-    with _threads(threads), torch.random.fork_rng(), room:
+    limit = _compile_limit(len(models) + len(against)) if mode == "compile" else contextlib.nullcontext()
+    with _threads(threads), torch.random.fork_rng(), limit:
         torch.manual_seed(0)
         candidates = collect([*models, *against], size)
         images = torch.randn(batch, 3, *size, device=device)
         costs = {c.name: _cost(c, size) for c in candidates}
         runs = {c.name: prepare(c, images, mode) for c in candidates}
         for run in runs.values():
-            run()  # compiles, and makes what a library makes only once
+            run()  # compiles, and makes one-time allocations
         timings = interleave(runs, rounds=rounds, min_seconds=min_seconds, canary=matmul_canary(device))
-        # Only now: what the profiler leaves on the heap changes how fast memory is had from then on.
+        # After the timing: the profiler's allocations change how fast the allocator is from then on.
         peaks = {name: peak_memory(run, device=device) for name, run in runs.items()}
         here = machine()
     return Comparison(
@@ -131,7 +142,7 @@ def _row(
         images_per_second=timings.rate(name, batch),
         peak_bytes=peak,
         ratio=timings.ratio(name),
-        word=None if name == timings.names[0] else timings.word(name),
+        verdict=None if name == timings.names[0] else timings.verdict(name),
     )
 
 
@@ -148,41 +159,27 @@ def _threads(threads: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _room_to_compile(candidates: int) -> Iterator[None]:
-    """Models of one class share one cache of compiled code; beyond its limit they would run uncompiled."""
+def _compile_limit(candidates: int) -> Iterator[None]:
+    """Raise dynamo's recompile limit: models of one class share a cache, and run uncompiled beyond it."""
     config = torch._dynamo.config
     with config.patch(recompile_limit=max(config.recompile_limit, 2 * candidates)):
         yield
 
 
-# What can be compared, and how it is made to run.
-
-Mode = Literal["eager", "channels_last", "compile", "train"]
-Run = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Something to compare under a name: a model, or any function of a batch of images."""
-
-    name: str
-    model: Callable[[Tensor], object]
-
-
 def collect(candidates: Sequence[str | Candidate], size: tuple[int, int]) -> list[Candidate]:
-    """The candidates, models given by name built for images of ``size``. Nobody else's model is touched."""
+    """The candidates as :class:`Candidate` objects: names are built for ``size``, given models are copied."""
     if not candidates:
         raise UserError("there is nothing to compare; give at least one model")
     names = [c if isinstance(c, str) else c.name for c in candidates]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name!r} is given {names.count(name)} times; give every candidate its own name")
-    return [Candidate(c, build(c, size)) if isinstance(c, str) else _own(c) for c in candidates]
+    return [Candidate(c, build(c, size)) if isinstance(c, str) else _copy(c) for c in candidates]
 
 
 def build(name: str, size: tuple[int, int]) -> nn.Module:
-    """The untrained model of that name, ours or timm's, for images of ``size``."""
-    if ":" in name:  # a folder or a repository (local-dir:run, hf-hub:…), which only timm can look into
+    """The untrained model of that name, of this library or timm, for images of ``size`` (H, W)."""
+    if ":" in name:  # a folder or repository (local-dir:run, hf-hub:…), whose config only timm can read
         return timm.create_model(name)
     if not timm.is_model(name):
         raise unknown("model", name, timm.list_models())
@@ -192,7 +189,7 @@ def build(name: str, size: tuple[int, int]) -> nn.Module:
     return timm.create_model(name)
 
 
-def _own(candidate: Candidate) -> Candidate:
+def _copy(candidate: Candidate) -> Candidate:
     """A copy of a given model: training would leave gradients and statistics in the original."""
     if isinstance(candidate.model, nn.Module):
         return Candidate(candidate.name, copy.deepcopy(candidate.model))
@@ -200,14 +197,14 @@ def _own(candidate: Candidate) -> Candidate:
 
 
 def prepare(candidate: Candidate, images: Tensor, mode: Mode) -> Run:
-    """A function that runs the candidate once on the images and waits until it is done."""
+    """A function that runs the candidate once on ``images (B, 3, H, W)`` and waits for the result."""
     if mode not in get_args(Mode):
         raise unknown("mode", mode, get_args(Mode))
     model = candidate.model
     if isinstance(model, nn.Module):
         model.to(images.device).train(mode == "train")
     if mode == "train":
-        return _training(candidate, images)
+        return _prepare_training(candidate, images)
     if mode == "channels_last":
         images = images.contiguous(memory_format=torch.channels_last)
         if isinstance(model, nn.Module):
@@ -223,7 +220,7 @@ def prepare(candidate: Candidate, images: Tensor, mode: Mode) -> Run:
     return run
 
 
-def _training(candidate: Candidate, images: Tensor) -> Run:
+def _prepare_training(candidate: Candidate, images: Tensor) -> Run:
     """Forward, and backward from the sum of the output; no optimizer."""
     model = candidate.model
     if not isinstance(model, nn.Module):
@@ -236,14 +233,12 @@ def _training(candidate: Candidate, images: Tensor) -> Run:
                 f"candidate {candidate.name!r} returns {type(output).__name__}; to train, return a Tensor"
             )
         output.sum().backward()
-        model.zero_grad(set_to_none=True)  # so that every run starts with the weights alone
+        model.zero_grad(set_to_none=True)  # every run allocates its gradients anew
         synchronize(images.device)
         return None
 
     return run
 
-
-# A comparison as text.
 
 WIDTH = 100
 COLUMNS = ("model", "Mparams", "GMACs", "images/s", "peak MB", "speed", "")
@@ -255,18 +250,11 @@ MODES = {
 }
 
 
-def text_table(comparison: Comparison) -> str:
-    """Two header lines, one line per candidate, what the columns mean, and whether to trust it."""
-    cells = [COLUMNS, *(_cells(row) for row in comparison.rows)]
-    lines = [*_header(comparison), "", *align(cells), "", *_legend(comparison)]
-    return "\n".join(lines)
-
-
 def align(cells: Sequence[Sequence[str]], *, width: int = WIDTH) -> list[str]:
-    """Columns under each other: the first to the left, the last as it is, the others to the right.
+    """Rows of text with aligned columns: the first and last to the left, the others to the right.
 
-    One string per row. A first cell that would make its row longer than ``width`` stands on a line of
-    its own above the rest of the row.
+    One string per row. A first cell that would make its row longer than ``width`` gets a line of its own
+    above the rest of the row.
     """
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     widths[0] = min(widths[0], width - sum(widths[1:]) - 2 * (len(widths) - 1))
@@ -297,21 +285,21 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
         "–" if row.macs is None else f"{row.macs / 1e9:.3f}",
         f"{rate.median:.{digits}f} ±{rate.half:.{digits}f}",
         f"{row.peak_bytes / 1e6:.1f}",
-        "1" if row.word is None else f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})",
-        row.word or "reference",
+        "1" if row.verdict is None else f"{ratio.median:.2f} ({ratio.low:.2f}–{ratio.high:.2f})",
+        row.verdict or "reference",
     )
 
 
 def _legend(comparison: Comparison) -> list[str]:
     first, turns = comparison.rows[0].name, len(comparison.rows) * comparison.rounds
-    interval = "95 % interval" if comparison.rounds >= MIN_ROUNDS else "whole range"
+    interval = "95 % interval" if comparison.rounds >= MIN_ROUNDS else "full range"
     lines = [
         "images/s: median over the rounds ± half the interquartile range. peak: above weights and input.",
-        f"speed: against {first}, paired by round: the median (and its {interval}).",
+        f"speed: relative to {first}, paired by round: median ({interval}).",
     ]
     if comparison.discarded:
         lines.append(
-            f"{comparison.discarded} turns were repeated: beside them a matrix product took "
+            f"{comparison.discarded} turns were repeated: a matrix product timed next to them took "
             f"{comparison.tolerance:.0%} longer than its best, or more."
         )
     if comparison.noisy:

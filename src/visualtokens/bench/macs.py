@@ -1,8 +1,8 @@
-"""Counting: multiply-adds of convolutions and matrix products, and parameters.
+"""Multiply-adds of convolutions and matrix products, and numbers of parameters.
 
-One multiply-add (MAC) is what the papers call a FLOP. Biases, norms, activations, softmax and
-interpolation are not counted. Attention counts both of its products in full, masked or not. Distances
-(``torch.cdist``) count as the product they stand for, N·M·C.
+One multiply-add (MAC) is one FLOP in the papers. Biases, norms, activations, softmax and interpolation are
+not counted. Both products of attention count in full, masked or not. Distances (``torch.cdist``) count as the
+matrix product that computes them, N·M·C.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from visualtokens.errors import UserError
+from visualtokens.modes import eval_mode
 
 Shape = torch.Size
 aten = torch.ops.aten
 
 
 def count_parameters(model: nn.Module) -> int:
-    """The number of learnable values. Shared parameters count once, buffers do not count."""
+    """Number of learnable values. Shared parameters count once, buffers do not count."""
     return sum(p.numel() for p in model.parameters())
 
 
 def count_macs(model: nn.Module, size: tuple[int, int], *, batch: int = 1, channels: int = 3) -> int:
-    """The multiply-adds of one forward pass, in evaluation mode, on images of ``size`` (H, W).
+    """Multiply-adds of one forward pass in evaluation mode on images of ``size`` (H, W).
 
-    Shapes alone decide the count, so the pass runs on tensors without values and takes no arithmetic;
-    only a model whose course depends on values runs for real, on noise. The model may live on the meta
-    device and is left as it was. An operation that multiplies matrices in a way that cannot be counted
-    is an error, never a zero.
+    The count depends on shapes only, so the pass runs on fake tensors without arithmetic. A model with
+    data-dependent control flow runs on random images instead. The model may be on the meta device and is
+    not changed. A matrix product without a known formula is an error, not a zero.
     """
     return macs_by_module(model, size, depth=0, batch=batch, channels=channels)[""]
 
@@ -46,22 +46,22 @@ def count_macs(model: nn.Module, size: tuple[int, int], *, batch: int = 1, chann
 def macs_by_module(
     model: nn.Module, size: tuple[int, int], *, depth: int | None = 1, batch: int = 1, channels: int = 3
 ) -> dict[str, int]:
-    """:func:`count_macs` for every part of the model that has any, by the part's name in the model.
+    """:func:`count_macs` of each submodule with a count above zero, by its name; ``""`` is the whole model.
 
-    ``""`` is the whole. ``depth`` is how many levels of names to go down, None all of them. A product
-    that a module computes itself, outside its children, belongs to the module.
+    ``depth`` is the number of name levels, None for all. A product that a module computes itself, outside
+    its children, counts for the module.
     """
     if min(*size, batch, channels) < 1:
         raise UserError(
             f"cannot count on a {batch}×{channels}×{size[0]}×{size[1]} input; give sizes of 1 or more"
         )
     shape = (batch, channels, *size)
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
     try:
         counts = _count_without_values(model, shape)
     except (RuntimeError, TypeError):
-        # An operation needs values (a data-dependent branch or shape), or the model cannot be copied.
-        # Then it runs for real; if the model itself is at fault, it fails there again and says why.
+        # The model has a data-dependent branch or shape, or cannot be copied, so it must run on real tensors.
+        # If the model itself is faulty, the second run raises its error.
         if any(p.is_meta for p in model.parameters()):
             raise
         counts = _count_with_values(model, shape)
@@ -74,7 +74,7 @@ def macs_by_module(
 
 
 def _total(name: str, module: nn.Module, called: dict[str, int]) -> int:
-    """What ran inside a module; a container that is never called itself is the sum of its children."""
+    """Count of a module; a container that is never called counts the sum of its children."""
     if name in called:
         return called[name]
     prefix = f"{name}." if name else ""
@@ -86,7 +86,7 @@ def _level(name: str) -> int:
 
 
 def _below(key: str, root: str) -> str:
-    """The counter calls a module ``Class.name``; the model calls it ``name``."""
+    """``name`` in the model, from ``Class.name`` in the counter."""
     return key.removeprefix(root).removeprefix(".")
 
 
@@ -100,14 +100,14 @@ def _count_without_values(model: nn.Module, shape: tuple[int, ...]) -> Counts:
         with fake:
             return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
 
-    # A twin that shares nothing with the model, so that whatever the pass stores stays in the twin.
-    twins: dict[int, Tensor] = {id(b): empty_like(b) for b in model.buffers()}
-    # The counter hooks into gradients of whatever requires them, and there are none.
-    twins |= {id(p): nn.Parameter(empty_like(p), requires_grad=False) for p in model.parameters()}
-    twin = copy.deepcopy(model, twins)
+    # A copy that shares no tensor with the model, so that the pass cannot change the model.
+    fakes: dict[int, Tensor] = {id(b): empty_like(b) for b in model.buffers()}
+    # Without gradients: the counter would register hooks on them.
+    fakes |= {id(p): nn.Parameter(empty_like(p), requires_grad=False) for p in model.parameters()}
+    fake_model = copy.deepcopy(model, fakes)
     with fake:
         images = torch.empty(shape, dtype=_dtype(model))
-        return _count(twin, images)
+        return _count(fake_model, images)
 
 
 def _count_with_values(model: nn.Module, shape: tuple[int, ...]) -> Counts:
@@ -122,27 +122,15 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 def _count(model: nn.Module, images: Tensor) -> Counts:
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-    # The counter hands on what it could not take apart, so the guard around it sees what really runs.
-    with evaluating(model), _plain_operations(), torch.no_grad(), _Guard(counter), counter:
+    # The counter passes on operations that it cannot decompose, so the guard around it sees what runs.
+    with eval_mode(model), _plain_operations(), torch.no_grad(), _Guard(counter), counter:
         model(images)
     return counter.get_flop_counts()
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards every module is in the mode it was in."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
-
-
-@contextlib.contextmanager
 def _plain_operations() -> Iterator[None]:
-    """Attention as two matrix products and uncompiled modules, whatever kernel would really run."""
+    """Attention as two matrix products, and modules uncompiled, instead of fused kernels."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -152,7 +140,9 @@ def _plain_operations() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-# Matrix products that the counter of torch does not know, as twice their multiply-adds.
+# FLOPs (twice the multiply-adds) of matrix products that torch's counter does not know.
+
+
 def _mv(matrix: Shape, vector: Shape, **_: Any) -> int:
     return 2 * math.prod(matrix)
 
@@ -178,7 +168,7 @@ def _distance(x: Shape, y: Shape, *_options: Any, out_shape: Shape, **_: Any) ->
 
 
 def _trilinear(x: Shape, weight: Shape, y: Shape, *_options: Any, **_: Any) -> int:
-    """nn.Bilinear: for every pair of inputs, each of the out·in1·in2 weights is used once."""
+    """nn.Bilinear: each of the out·in1·in2 weights is used once per pair of inputs."""
     return 2 * (math.prod(x) // x[-1]) * math.prod(weight)
 
 
@@ -200,7 +190,7 @@ FORMULAS: dict[Any, Any] = {
     aten.mkldnn_rnn_layer: _rnn_layer,
 }
 
-# How an operation that multiplies matrices is named; such a one without a formula is refused.
+# Names of operations that multiply matrices; without a formula they are refused.
 PRODUCT = re.compile(
     r"(^|_)(mm|addmm|bmm|baddbmm|matmul|gemm|linear|(de)?conv(olution)?(\dd)?|rnn|attention|encoder_layer)(_|$)"
 )
@@ -208,7 +198,7 @@ KNOWN = ("aten", "prim", "prims", "torchvision")
 
 
 class _Guard(TorchDispatchMode):
-    """Refuses operations that hold products the counter cannot see."""
+    """Raises an error for operations whose products the counter cannot see."""
 
     supports_higher_order_operators = True
 

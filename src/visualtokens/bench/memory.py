@@ -1,4 +1,4 @@
-"""How much memory a pass needs above what was there before it."""
+"""Peak memory of a call, and the machine that a measurement ran on."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from visualtokens.errors import UserError
 
 
 def peak_memory(run: Callable[[], object], *, device: torch.device | str = "cpu") -> int:
-    """The most bytes alive at once during ``run()``, beyond those alive before it.
+    """Maximum of the bytes allocated during ``run()``, without those allocated before.
 
-    Weights and inputs that exist before do not count; activations, outputs, gradients and the
-    temporaries inside operations do (a convolution's reordered input, an attention kernel's buffers).
+    Existing weights and inputs do not count. Activations, outputs, gradients and temporaries inside
+    operations (a convolution's reordered input, an attention kernel's buffers) do.
 
-    CPU: every allocation and release of torch's allocator on the calling thread and its autograd, played
-    back in order. Not seen: what a library takes from the system behind torch's back (MKL's packing
-    buffers, NumPy) and the slack of the allocator. Run once before, so that what is made only the first
-    time is not counted. CUDA: the peak of the caching allocator.
+    CPU: replays the allocations and releases of torch's allocator on the calling thread and its autograd
+    thread. Memory that bypasses torch (MKL's packing buffers, NumPy) and the allocator's overhead are not
+    included. Call ``run()`` once before, to exclude one-time allocations. CUDA: the peak of the caching
+    allocator.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -37,12 +37,12 @@ def peak_memory(run: Callable[[], object], *, device: torch.device | str = "cpu"
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        with _without_chatter():
+        with _without_profiler_log():
             profiler.start()
         try:
             run()
         finally:
-            with _without_chatter():
+            with _without_profiler_log():
                 profiler.stop()
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
@@ -52,9 +52,9 @@ def peak_memory(run: Callable[[], object], *, device: torch.device | str = "cpu"
 
 
 def replay(changes: list[tuple[int, int]]) -> int:
-    """The peak of live bytes of ``(address, bytes)`` changes, negative bytes being a release.
+    """Peak of the allocated bytes after ``(address, bytes)`` changes; a release has negative bytes.
 
-    Releases of what was allocated before the first change are somebody else's, and ignored.
+    Releases of memory that was allocated before the first change are ignored.
     """
     alive: dict[int, int] = {}
     total = peak = 0
@@ -76,14 +76,14 @@ def _peak_on_cuda(run: Callable[[], object], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-CHATTER = re.compile(rb"[A-Z]+:\d{4}-\d\d-\d\d .*\.cpp:\d+\]")
+PROFILER_LOG = re.compile(rb"[A-Z]+:\d{4}-\d\d-\d\d .*\.cpp:\d+\]")
 
 
 @contextlib.contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Hold back the lines that the profiler's native half writes to the error stream of the process.
+def _without_profiler_log() -> Iterator[None]:
+    """Drop the lines that the profiler's C++ code writes to the process's stderr; pass all others on.
 
-    It writes past ``sys.stderr`` and knows no switch. Lines of anybody else are passed on.
+    The profiler bypasses ``sys.stderr`` and has no option for it.
     """
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held:
@@ -96,19 +96,17 @@ def _without_chatter() -> Iterator[None]:
             os.dup2(stream, 2)
             held.seek(0)
             for line in held:
-                if not CHATTER.match(line):
+                if not PROFILER_LOG.match(line):
                     os.write(stream, line)
             os.close(stream)
 
-
-# What a measurement was made on, so that a saved result says it.
 
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 
 
 def machine() -> dict[str, str | int | float | None]:
-    """The processor, the memory and the versions that a measurement depends on. JSON-ready."""
+    """Processor, memory and library versions that a measurement depends on, ready for JSON."""
     return {
         "cpu": _field(CPUINFO, "model name") or platform.processor() or platform.machine(),
         "cores": _cores(),
@@ -122,20 +120,20 @@ def machine() -> dict[str, str | int | float | None]:
 
 
 def _cores() -> int:
-    """The cores this process may use, which in a container is less than the machine has."""
+    """Number of cores that this process may use; in a container fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _memory_gb() -> float | None:
-    """The machine's memory in GB (10⁹ bytes), None where the system does not tell."""
+    """Memory in GB (10⁹ bytes), None if the system does not report it."""
     kilobytes = _field(MEMINFO, "MemTotal")
     return None if kilobytes is None else round(int(kilobytes.split()[0]) * 1024 / 1e9, 1)
 
 
 def _field(path: Path, name: str) -> str | None:
-    """The value of the first line ``name : value``; None where the file or the line does not exist."""
+    """Value of the first line ``name : value``; None if the file or the line does not exist."""
     if not path.is_file():
         return None
     for line in path.read_text().splitlines():

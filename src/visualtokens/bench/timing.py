@@ -1,8 +1,8 @@
-"""Timing candidates side by side on a machine that others use too.
+"""Timing of candidates side by side on a shared machine.
 
-All candidates take turns in one process, round by round, the order rotating, so that a slow minute of
-the machine hits all of them. Before and after each turn a canary, a fixed matrix product, is timed: a
-turn beside a slow canary was disturbed; it is thrown away and taken again.
+All candidates take turns in one process, round by round in rotating order, so that a slow phase of the
+machine affects all of them. Before and after each turn a canary, a fixed matrix product, is timed. A turn
+next to a slow canary was disturbed; it is discarded and repeated.
 """
 
 from __future__ import annotations
@@ -22,32 +22,49 @@ import torch
 from visualtokens.errors import UserError
 
 Clock = Callable[[], float]
-Canary = Callable[[], float]  # returns how many seconds it took
+Canary = Callable[[], float]  # returns its duration in seconds
+Verdict = Literal["faster", "slower", "same within noise", "too few rounds"]
 
 TOLERANCE = 0.15
 RETRIES = 3
 MIN_SECONDS = 0.2
 WARMUPS = 2
 CALIBRATIONS = 10
+CONFIDENCE = 0.95
+MIN_ROUNDS = 6  # fewer values have no interval of that confidence
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and the range around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def half(self) -> float:
+        """Half the width of the range, the number after a ±."""
+        return (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
 class Turn:
     """One candidate's turn in one round."""
 
-    seconds: float  # of one call: the median of the turn's calls, so that a short burst costs nothing
+    seconds: float  # per call: the median of the calls, which a short disturbance does not affect
     canary: float  # the slower of the two canaries around the turn
 
 
 @dataclass(frozen=True)
 class Timings:
-    """What :func:`interleave` measured. The first candidate is what the others are compared with."""
+    """Result of :func:`interleave`. The first candidate is the reference of all ratios."""
 
     turns: Mapping[str, Sequence[Turn]]  # one turn per round
     calls: Mapping[str, int]  # calls in each turn
     best_canary: float
     tolerance: float
-    discarded: int  # turns that were thrown away
+    discarded: int  # number of repeated turns
 
     @property
     def names(self) -> list[str]:
@@ -55,14 +72,14 @@ class Timings:
 
     @property
     def noisy(self) -> int:
-        """The turns that were kept although their canary was slow, because none came out better."""
+        """Number of turns that were kept despite a slow canary, because no repetition had a faster one."""
         return sum(
             t.canary > self.best_canary * (1 + self.tolerance) for ts in self.turns.values() for t in ts
         )
 
     @property
     def quiet(self) -> bool:
-        """Whether the machine let every turn pass undisturbed in the end."""
+        """Whether no kept turn was disturbed."""
         return self.noisy == 0
 
     def seconds(self, name: str) -> list[float]:
@@ -74,17 +91,17 @@ class Timings:
         return quartiles([per_call / seconds for seconds in self.seconds(name)])
 
     def ratios(self, name: str) -> list[float]:
-        """How many times as fast as the first candidate, in each round."""
+        """Speed relative to the first candidate, round by round."""
         first = self.seconds(self.names[0])
         return [a / b for a, b in zip(first, self.seconds(name), strict=True)]
 
     def ratio(self, name: str) -> Spread:
-        """The median of :meth:`ratios` with its 95 % interval; below 6 rounds, their whole range."""
+        """The median of :meth:`ratios` with its 95 % interval; below 6 rounds, with their full range."""
         ratios = self.ratios(name)
         return median_interval(ratios) or Spread(quartiles(ratios).median, min(ratios), max(ratios))
 
-    def word(self, name: str) -> Word:
-        """Whether the candidate is faster or slower than the first, or the noise is larger."""
+    def verdict(self, name: str) -> Verdict:
+        """Whether the candidate is faster or slower than the first."""
         return verdict(self.ratios(name))
 
 
@@ -100,35 +117,35 @@ def interleave(
 ) -> Timings:
     """Time the candidates in turns. Each must finish its work before it returns (synchronise a GPU).
 
-    A turn calls its candidate as often as fits ``min_seconds``, at least once, and its median call
-    counts; two calls before the first round warm it up.
+    A turn calls its candidate as often as fits in ``min_seconds``, at least once, and records the median
+    call. Two calls before the first round are warm-up.
 
-    A turn whose canary is slower than the best canary of the run by more than ``tolerance`` is repeated
-    up to ``retries`` times, and once more at the end if the best canary came late. If the machine never
-    gets quiet, the turn with the quietest canary stays and :attr:`Timings.noisy` counts it.
+    A turn with a canary slower than the best one by more than ``tolerance`` is repeated up to ``retries``
+    times, and once more at the end if the best canary came later. If no repetition is undisturbed, the
+    turn with the fastest canary is kept, and :attr:`Timings.noisy` counts it.
     """
     if not candidates or rounds < 1:
         raise UserError(
             f"cannot time {len(candidates)} candidates in {rounds} rounds; give at least one of each"
         )
-    watch = _Watch(canary or matmul_canary(), clock, tolerance, retries)
+    watch = _Stopwatch(canary or matmul_canary(), clock, tolerance, retries)
     names = list(candidates)
-    calls = {name: _calls(candidates[name], min_seconds, clock) for name in names}
+    calls = {name: _calls_per_turn(candidates[name], min_seconds, clock) for name in names}
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     with _without_gc():
         for i in range(rounds):
             start = i % len(names)
             for name in names[start:] + names[:start]:
                 turns[name].append(watch.turn(candidates[name], calls[name]))
-            gc.collect(0)  # what this round left behind, all of it young
-        # The best canary may have come late: a turn that passed beside a worse one gets another chance.
+            gc.collect(0)  # garbage of this round, all in the youngest generation
+        # Repeat turns that passed only because the best canary came later.
         for name in names:
-            turns[name] = [watch.again(turn, candidates[name], calls[name]) for turn in turns[name]]
+            turns[name] = [watch.recheck(turn, candidates[name], calls[name]) for turn in turns[name]]
     return Timings(turns, calls, watch.best, tolerance, watch.discarded)
 
 
-class _Watch:
-    """Takes turns between two canaries, and knows the best canary so far."""
+class _Stopwatch:
+    """Times turns between two canaries and tracks the best canary so far."""
 
     def __init__(self, canary: Canary, clock: Clock, tolerance: float, retries: int) -> None:
         self.canary = canary
@@ -139,6 +156,7 @@ class _Watch:
         self.best = min(canary() for _ in range(CALIBRATIONS))
 
     def turn(self, run: Callable[[], object], calls: int) -> Turn:
+        """Time one turn; repeat it while it is disturbed."""
         quietest = self._attempt(run, calls)
         for _ in range(self.retries):
             if self._quiet(quietest):
@@ -147,7 +165,8 @@ class _Watch:
             quietest = min(quietest, self._attempt(run, calls), key=lambda turn: turn.canary)
         return quietest
 
-    def again(self, turn: Turn, run: Callable[[], object], calls: int) -> Turn:
+    def recheck(self, turn: Turn, run: Callable[[], object], calls: int) -> Turn:
+        """Repeat the turn once if it is disturbed by the standard of the best canary."""
         if self._quiet(turn):
             return turn
         self.discarded += 1
@@ -168,11 +187,11 @@ class _Watch:
 
 
 def matmul_canary(device: torch.device | str = "cpu", *, size: int = 512, products: int = 4) -> Canary:
-    """A canary: the seconds that ``products`` products of ``size``×``size`` matrices take."""
+    """A canary that times ``products`` products of ``size``×``size`` matrices."""
     matrix = torch.full((size, size), 1 / size, device=device)
 
     def canary() -> float:
-        matrix @ matrix  # what ran before left the cache cold: that is not the machine's noise
+        matrix @ matrix  # warms the cache that the candidate left cold
         synchronize(matrix.device)
         start = time.perf_counter()
         for _ in range(products):
@@ -184,13 +203,13 @@ def matmul_canary(device: torch.device | str = "cpu", *, size: int = 512, produc
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the work given to an accelerator; the CPU has none waiting."""
+    """Wait for pending work on an accelerator; does nothing on the CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
-def _calls(run: Callable[[], object], min_seconds: float, clock: Clock) -> int:
-    """Warm up, and find how many calls fill a turn."""
+def _calls_per_turn(run: Callable[[], object], min_seconds: float, clock: Clock) -> int:
+    """Warm up; return how many calls fill a turn."""
     shortest = math.inf
     for _ in range(WARMUPS):
         start = clock()
@@ -201,7 +220,7 @@ def _calls(run: Callable[[], object], min_seconds: float, clock: Clock) -> int:
 
 @contextlib.contextmanager
 def _without_gc() -> Iterator[None]:
-    """No garbage collection in the middle of a turn."""
+    """Disable garbage collection, so that it does not run during a turn."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -211,29 +230,8 @@ def _without_gc() -> Iterator[None]:
             gc.enable()
 
 
-# The few statistics that a comparison of repeated measurements needs.
-
-Word = Literal["faster", "slower", "same within noise", "too few rounds"]
-CONFIDENCE = 0.95
-MIN_ROUNDS = 6  # below, no interval of that confidence exists
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median, and from where to where its measurements spread."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def half(self) -> float:
-        """Half of the width, what stands behind a ±."""
-        return (self.high - self.low) / 2
-
-
 def quartiles(values: Sequence[float]) -> Spread:
-    """The median and the interquartile range: half of the measurements lie inside."""
+    """Median and interquartile range."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0])
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -241,10 +239,10 @@ def quartiles(values: Sequence[float]) -> Spread:
 
 
 def median_interval(values: Sequence[float]) -> Spread | None:
-    """The median and an interval that holds the true one with at least 95 % confidence.
+    """Median and its confidence interval of at least 95 %; None below ``MIN_ROUNDS`` values.
 
     From order statistics, so for any distribution: the true median lies below the k-th smallest of n
-    values as often as fewer than k of n fair coins show heads. Below ``MIN_ROUNDS`` values there is none.
+    values with the probability of fewer than k heads among n fair coins.
     """
     n = len(values)
     k = 0
@@ -257,12 +255,12 @@ def median_interval(values: Sequence[float]) -> Spread | None:
 
 
 def _tail(n: int, k: int) -> float:
-    """The probability of at most k heads among n fair coins."""
+    """Probability of at most k heads among n fair coins."""
     return sum(math.comb(n, i) for i in range(k + 1)) / 2**n
 
 
-def verdict(ratios: Sequence[float]) -> Word:
-    """What the speed ratios of the rounds say: a difference counts when its interval leaves out 1."""
+def verdict(ratios: Sequence[float]) -> Verdict:
+    """Faster or slower if the confidence interval of the speed ratios excludes 1."""
     interval = median_interval(ratios)
     if interval is None:
         return "too few rounds"

@@ -1,4 +1,4 @@
-"""The command ``vtok``: a thin shell over the library, one module per verb."""
+"""The command ``vtok``: one module per verb."""
 
 from visualtokens.cli.app import main
 

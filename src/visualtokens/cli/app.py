@@ -1,4 +1,4 @@
-"""Choosing the verb, running it, and printing what comes of it."""
+"""Dispatch to a verb and print its result."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 from visualtokens.cli.parse import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 
-# The verbs and what each is for. Each lives in a module of its name, which is imported only to run it.
+# Each verb is a module of its name, imported only to run it.
 VERBS = {
-    "train": "Train a model to classify, segment or detect, and save it as a checkpoint folder.",
-    "eval": "Measure how well a checkpoint does on the images of a dataset.",
-    "predict": "Say, and draw, what a checkpoint sees in your images.",
-    "explain": "Draw which regions of an image a checkpoint's answer rests on.",
-    "models": "List the models of this library with their size.",
-    "bench": "Measure the speed and memory of models, side by side on this machine.",
-    "reduce": "Make a vision transformer faster by giving it fewer tokens, and see what that costs.",
-    "papers": "Show the papers' published figures beside what this library computes.",
+    "train": "Train a model for classification, segmentation or detection.",
+    "eval": "Evaluate a checkpoint on a dataset.",
+    "predict": "Print, and draw, what a checkpoint predicts for your images.",
+    "explain": "Show which regions of an image determine a checkpoint's prediction.",
+    "models": "List the models of this library with their sizes.",
+    "bench": "Compare the speed and memory of models on this machine.",
+    "reduce": "Make a vision transformer faster by reducing its tokens, and measure what that costs.",
+    "papers": "Show the published figures of the papers beside those of this library.",
     "demo": "Train, evaluate and explain a small model on real digits, and write a report.",
 }
 
@@ -34,18 +34,18 @@ Vision transformers that see an image as a few meaningful tokens.
 
 {verbs}
 
-`vtok VERB --help` describes one verb, `vtok --version` tells the version.
+`vtok VERB --help` describes a verb, `vtok --version` prints the version.
 Start here:
   vtok demo --out demo
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``vtok`` with these arguments, by default those of the process. Gives the exit code."""
+    """Run ``vtok`` with these arguments, by default those of the process; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (UserError, OSError) as error:
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Failure as failure:
         return _fail(str(failure), code=1)
     except KeyboardInterrupt:
-        return _fail("interrupted", code=130)
+        sys.stderr.write("interrupted\n")
+        return 130
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -77,7 +78,7 @@ def _run(name: str, arguments: list[str]) -> int:
     verb: Verb = importlib.import_module(f"visualtokens.cli.{name}").VERB
     try:
         config, as_json = parse(name, VERBS[name], verb, arguments)
-    except SystemExit as finished:  # --help and --print_config have printed what was asked for
+    except SystemExit as finished:  # after --help or --print_config
         return int(finished.code or 0)
     with _log_to_stderr():
         result = verb.run(config)
@@ -88,7 +89,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _log_to_stderr() -> Iterator[None]:
-    """Show what the library tells on its way, such as the epochs of a training; stdout is for results."""
+    """Show the log of the library, such as training epochs, on stderr; stdout is for results."""
     logger, handler = logging.getLogger("visualtokens"), logging.StreamHandler(sys.stderr)
     before = logger.level
     logger.setLevel(logging.INFO)
@@ -107,7 +108,7 @@ def _print(result: Result, *, as_json: bool) -> None:
 
 
 def _strict(value: Any) -> Any:
-    """The document with null where a number is not finite: JSON has no word for those."""
+    """Return the document with None for numbers that are not finite, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -12,28 +12,28 @@ from visualtokens.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """Measure the speed and memory of models, side by side on this machine."""
+    """Compare the speed and memory of models on this machine."""
 
     models: list[str]
-    """Names of the models to measure."""
+    """Models to measure."""
 
     against: list[str] = field(default_factory=list)
-    """Names of models to compare them with."""
+    """Baselines to compare them with."""
 
     size: int | str = 224
-    """Size of the images: one number for squares, or HEIGHTxWIDTH such as 1280x800."""
+    """Image size: one number for squares, or HEIGHTxWIDTH such as 1280x800."""
 
     batch: int = 8
     """Images per step."""
 
     mode: Literal["eager", "channels_last", "compile", "train"] = "eager"
-    """What to time: a plain forward pass, one in channels-last memory, a compiled one, a training step."""
+    """What to time: a forward pass (eager), in channels_last memory format, compiled, or a training step."""
 
     rounds: int = 7
-    """How often each model takes its turn; the table tells the middle one."""
+    """Rounds in which the models take turns; the table shows the median."""
 
     threads: int | None = None
-    """CPU threads to use; by default as many as torch chooses."""
+    """CPU threads; by default torch's choice."""
 
 
 def run(config: BenchConfig) -> Result:
@@ -53,7 +53,7 @@ def run(config: BenchConfig) -> Result:
 
 
 def parse_size(size: int | str) -> tuple[int, int]:
-    """(H, W) from one number, or from HEIGHTxWIDTH."""
+    """Return (H, W) from one number or from HEIGHTxWIDTH."""
     found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(size).strip())
     height, width = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if min(height, width) < 1:

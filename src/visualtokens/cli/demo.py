@@ -12,7 +12,7 @@ class DemoConfig:
     """Train, evaluate and explain a small model on real digits, and write a report."""
 
     out: str = "demo"
-    """Folder for the model and the report."""
+    """Output folder for the model and the report."""
 
 
 def run(config: DemoConfig) -> Result:

@@ -7,98 +7,98 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from visualtokens.cli.output import table, unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import unreadable_as_json, warn_unreadable
 from visualtokens.cli.parse import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
+from visualtokens.tables import table
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage, ImageDataset
-    from visualtokens.explain import Explanation, Gallery, Judge, Score
-    from visualtokens.train import Checkpoint
+    from visualtokens.explain import Explanation, FaithfulnessEvaluator, Gallery, Score
+    from visualtokens.tasks import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainConfig:
-    """Draw which regions of an image a checkpoint's answer rests on."""
+    """Show which regions of an image determine a checkpoint's prediction."""
 
     image: str = ""
-    """Image file, or a folder of them. One in a folder named after a class is taken to be of that class."""
+    """Image file, or a folder of images. The name of its folder, if it is a class, is its label."""
 
     checkpoint: str
-    """Folder that `vtok train --out` wrote."""
+    """Checkpoint folder that `vtok train --out` wrote."""
 
     save: str = ""
-    """Where to write: a page (.html), and of one image also a picture (.png) or the numbers (.npz).
-    By default explanation.html, of --faithfulness faithfulness.png."""
+    """Output file: a page (.html), or for one image also a picture (.png) or arrays (.npz).
+    By default explanation.html, with --faithfulness faithfulness.png."""
 
     target: str | int | None = None
-    """Name of the class to explain; by default the one the model predicts."""
+    """Class to explain; by default the predicted one."""
 
     layer: int = -1
-    """Which grouping to draw: 0 is the model's first, -1 its last."""
+    """Index of the grouping to show: 0 is the first of the model, -1 the last."""
 
     of: Literal["groups", "attention"] = "groups"
-    """Which maps to draw and to measure: groups (what the clusters are made of) or attention (who reads
-    them)."""
+    """Maps to show and to measure: groups (patches of each cluster) or attention (patches that attend to
+    it)."""
 
     top: int = 6
-    """How many clusters to draw, the most important first."""
+    """Number of clusters to show, most important first."""
 
     size: int | None = None
-    """Side of the square images the model sees; by default the one it was trained with."""
+    """Side of the square input images; by default as in training."""
 
     batch: int = 16
     """Masked images per step."""
 
     faithfulness: bool = False
-    """Instead of drawing: measure on --data how faithful the maps are, beside other methods."""
+    """Measure on --data how faithful the maps are, compared with other methods."""
 
     data: str = ""
     """Images for --faithfulness: digits, digit_scenes, folder:PATH or npz:FILE."""
 
     split: Literal["train", "val"] = "val"
-    """Which part of the data."""
+    """Split of the data."""
 
     masks: str = ""
-    """Folder of masks of the same names as the images of --data, which also tell whether the maps find the
-    foreground: 1 foreground, 2 background, 3 undecided, or white on black."""
+    """Folder of foreground masks with the names of the images of --data, for localization metrics:
+    1 foreground, 2 background, 3 undecided, or white on black."""
 
     methods: list[str] = field(default_factory=list)
     """Methods for --faithfulness; by default clusters, grad-cam, integrated gradients, rollout, random."""
 
     images: int = 100
-    """How many images of --data, spread evenly over it."""
+    """Number of images of --data, evenly spaced."""
 
     steps: int = 24
     """Points of the deletion and insertion curves."""
 
     device: str = "auto"
-    """Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
+    """Device: auto (an accelerator if there is one), cpu, cuda, cuda:1 or mps."""
 
 
 def run(config: ExplainConfig) -> Result:
-    """Explain one image, a folder of them, or measure how faithful that is."""
+    """Explain one image or a folder, or measure faithfulness."""
     if bool(config.image) == config.faithfulness:
         raise UserError("give an image or a folder to explain, or --faithfulness with --data")
     checkpoint = _load(config)
     if config.faithfulness:
-        return measure(config, checkpoint)
+        return _measure_faithfulness(config, checkpoint)
     target = _target(config, checkpoint.classes)
     if Path(config.image).is_dir():
-        return explain_all(config, checkpoint, target)
+        return _explain_folder(config, checkpoint, target)
     return _one(config, checkpoint, target)
 
 
 def _load(config: ExplainConfig) -> Checkpoint:
+    """Load the checkpoint with the model to explain."""
     from dataclasses import replace
 
-    from visualtokens.train import load_checkpoint, pick_device
+    from visualtokens.checkpoint import load
 
-    checkpoint = load_checkpoint(config.checkpoint)
-    checkpoint.model.to(pick_device(config.device))
-    if config.size is None:
-        return checkpoint
-    return replace(checkpoint, preprocess=replace(checkpoint.preprocess, size=(config.size, config.size)))
+    checkpoint = load(config.checkpoint, device=config.device)
+    checkpoint = replace(checkpoint, model=checkpoint.task.classifier(checkpoint))
+    return checkpoint if config.size is None else checkpoint.task.resize(checkpoint, config.size)
 
 
 def _target(config: ExplainConfig, classes: list[str]) -> int | None:
@@ -152,28 +152,17 @@ def _text(explanation: Explanation, saved: str) -> str:
     before = float(explanation.probabilities[target])
     rows = [(str(k), f"{explanation.masked_probability(k):.1%}") for k in explanation.top]
     return (
-        f"The model sees {explanation.class_name(target)!r} with {before:.1%}. {explanation.about}\n"
-        f"What is left of that when one of its clusters is hidden ({explanation.layer}):\n\n"
-        + table(rows, header=("cluster", "left"), right=(0, 1))
+        f"The model gives {explanation.class_name(target)!r} a probability of {before:.1%}. {explanation.about}\n"
+        f"Its probability when one cluster is hidden ({explanation.layer}):\n\n"
+        + table(rows, header=("cluster", "probability"), right=(0, 1))
         + f"\n\nsaved as {saved}"
     )
 
 
-VERB = Verb(
-    config=ExplainConfig,
-    run=run,
-    example="vtok explain photo.jpg --checkpoint run/ --save out.html",
-    positional="image",
-)
-
-
-# ``vtok explain --faithfulness``.
-
-
-def measure(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
+def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
     """Score our maps beside other methods' on the images of a dataset, print the table, draw the curves."""
     from visualtokens.data import open_dataset
-    from visualtokens.explain import METHODS, Judge, Setting, gather
+    from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting, gather
     from visualtokens.explain.faithfulness import HEADER
 
     save = Path(config.save or "faithfulness.png")
@@ -185,9 +174,10 @@ def measure(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
         raise UserError(f"images={config.images} must be at least 1")
     dataset = open_dataset(config.data, config.split)
     setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
-    judge = Judge(checkpoint.model, setting, methods=config.methods or list(METHODS), steps=config.steps)
+    methods = config.methods or list(METHODS)
+    evaluator = FaithfulnessEvaluator(checkpoint.model, setting, methods=methods, steps=config.steps)
     unreadable: list[BadImage] = []
-    found = gather(_scores(config, dataset, judge, unreadable))
+    found = gather(_scores(config, dataset, evaluator, unreadable))
     warn_unreadable(unreadable)
     if not found.images:
         raise Failure(f"none of the images of {config.data} could be read")
@@ -207,32 +197,29 @@ def measure(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
 
 
 def _scores(
-    config: ExplainConfig, dataset: ImageDataset, judge: Judge, unreadable: list[BadImage]
+    config: ExplainConfig, dataset: ImageDataset, evaluator: FaithfulnessEvaluator, unreadable: list[BadImage]
 ) -> Iterator[dict[str, Score]]:
     import numpy as np
     from tqdm import tqdm
 
     from visualtokens.data import BadImage
-    from visualtokens.explain.importance import find_mask, read_mask
+    from visualtokens.explain.faithfulness import find_mask, read_foreground
 
-    preprocess = judge.setting.preprocess
+    preprocess = evaluator.setting.preprocess
     chosen = np.linspace(0, len(dataset) - 1, min(config.images, len(dataset))).round().astype(int)
-    for index in tqdm(chosen.tolist(), desc="judge", unit="image", leave=False, disable=None):
+    for index in tqdm(chosen.tolist(), desc="evaluate", unit="image", leave=False, disable=None):
         try:
             image, _ = dataset[index]
             mask = None
             if config.masks:
-                mask = read_mask(find_mask(dataset.path(index), config.masks), preprocess, image.size)
+                mask = read_foreground(find_mask(dataset.path(index), config.masks), preprocess, image.size)
         except BadImage as bad:
             unreadable.append(bad)
         else:
-            yield judge(preprocess(image), mask)
+            yield evaluator.evaluate(preprocess(image), mask)
 
 
-# ``vtok explain FOLDER``.
-
-
-def explain_all(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
+def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
     """Explain a folder on one page. What cannot be explained is named; the exit code is then 1."""
     from visualtokens.explain import explain_folder
 
@@ -261,6 +248,14 @@ def _folder_text(gallery: Gallery, saved: str) -> str:
         (entry.name, f"{entry.probability:.1%}", entry.target, f"{entry.clusters[0][1]:.1%}")
         for entry in gallery.entries
     ]
-    head = table(rows, header=("image", "sure", "explained", "hangs on its first cluster"), right=(1, 3))
+    head = table(rows, header=("image", "probability", "class", "importance of its top cluster"), right=(1, 3))
     left_out = f", {len(gallery.refused)} files left out" if gallery.refused else ""
     return f"{head}\n\n{len(rows)} images explained{left_out}; saved as {saved}"
+
+
+VERB = Verb(
+    config=ExplainConfig,
+    run=run,
+    example="vtok explain photo.jpg --checkpoint run/ --save out.html",
+    positional="image",
+)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from visualtokens.cli.output import table
 from visualtokens.cli.parse import Result, Verb
 from visualtokens.errors import unknown
+from visualtokens.tables import table
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsConfig:
-    """List the models of this library with their size."""
+    """List the models of this library with their sizes."""
 
     filter: str = ""
-    """Part of a name, or a pattern such as 'paca_*_32'; by default all models."""
+    """Part of a model name, or a pattern such as 'paca_*_32'; by default all models."""
 
 
 def run(config: ModelsConfig) -> Result:
-    """List."""
+    """List the models."""
     from visualtokens import list_models
 
     pattern = config.filter if any(c in config.filter for c in "*?[") else f"*{config.filter}*"
@@ -36,7 +36,7 @@ def _describe(name: str) -> dict[str, Any]:
 
     from visualtokens import create_model
 
-    with torch.device("meta"):  # counts without making the weights
+    with torch.device("meta"):  # counts without allocating the weights
         model = create_model(name)
     parameters = sum(p.numel() for p in model.parameters())
     return {"name": name, "parameters": parameters, "size": list(model.pretrained_cfg["input_size"][1:])}

@@ -1,4 +1,4 @@
-"""What several verbs print alike: tables, images that could not be read, one result per image."""
+"""Output that several verbs share: unreadable images, and one result per image."""
 
 from __future__ import annotations
 
@@ -19,65 +19,49 @@ SHOWN = 20
 
 
 def warn_unreadable(unreadable: Sequence[BadImage]) -> None:
-    """Name the images that could not be read, on stderr."""
+    """List the unreadable images on stderr."""
     if not unreadable:
         return
     logger.warning("could not be read (%d):", len(unreadable))
     for bad in unreadable[:SHOWN]:
         logger.warning("  %s: %s", bad.path, bad.reason)
     if len(unreadable) > SHOWN:
-        logger.warning("  and %d more; --json names all", len(unreadable) - SHOWN)
+        logger.warning("  and %d more; --json lists all", len(unreadable) - SHOWN)
 
 
 def unreadable_as_json(unreadable: Sequence[BadImage]) -> list[dict[str, str]]:
     return [{"path": bad.path, "reason": bad.reason} for bad in unreadable]
 
 
-def table(rows: Sequence[Sequence[str]], *, header: Sequence[str], right: Sequence[int] = ()) -> str:
-    """Rows under a header, in columns two spaces apart; the columns numbered in ``right`` align right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (
-            c.rjust(w) if i in right else c.ljust(w)
-            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "  ".join(padded).rstrip()
-
-    return "\n".join(map(line, [header, *rows]))
-
-
-Document = dict[str, Any]
-
-
-def each_image(
-    paths: Sequence[str],
-    say: Callable[[Image.Image, str], Document],
-    *,
-    text: Callable[[Document], str],
+def for_each_image(
+    paths: Sequence[str], describe: Callable[[Image.Image, str, str], tuple[str, dict[str, Any]]]
 ) -> Result:
-    """What ``say(image, name)`` finds on every image, where ``name`` is for the files that it writes.
+    """Return the text and the document that ``describe(image, path, name)`` gives for every image.
 
-    An image that cannot be read is named, and does not stop the others; the exit code is then 1.
+    ``name`` is unique, for output files. Unreadable images are listed and do not stop the others; the exit
+    code is then 1.
     """
     from visualtokens.data import BadImage, read_image
 
-    found: list[Document] = []
+    texts: list[str] = []
+    documents: list[dict[str, Any]] = []
     unreadable: list[BadImage] = []
-    for path, name in zip(paths, different_names(paths), strict=True):
+    for path, name in zip(paths, unique_names(paths), strict=True):
         try:
             image = read_image(path)
         except BadImage as bad:
             unreadable.append(bad)
             continue
-        found.append({"image": path, **say(image, name)})
+        text, document = describe(image, path, name)
+        texts.append(text)
+        documents.append({"image": path, **document})
     warn_unreadable(unreadable)
-    document = {"predictions": found, "unreadable": unreadable_as_json(unreadable)}
-    return Result("\n".join(map(text, found)), document, code=1 if unreadable else 0)
+    document = {"predictions": documents, "unreadable": unreadable_as_json(unreadable)}
+    return Result("\n".join(texts), document, code=1 if unreadable else 0)
 
 
-def different_names(images: Sequence[str]) -> list[str]:
-    """What the files made of each image are called: its own name, numbered where another has the same."""
+def unique_names(images: Sequence[str]) -> list[str]:
+    """Return the file name of each image without its suffix, numbered where it repeats."""
     names: list[str] = []
     for path in images:
         stem, count = Path(path).stem, 2

@@ -9,16 +9,16 @@ from visualtokens.cli.parse import Result, Verb
 
 @dataclass(frozen=True, kw_only=True)
 class PapersConfig:
-    """Show the papers' published figures beside what this library computes."""
+    """Show the published figures of the papers beside those of this library."""
 
     paper: str | None = None
-    """Which paper: paca-vit, stvit, token-pooling or visual-transformers; by default all."""
+    """Paper: paca-vit, stvit, token-pooling or visual-transformers; by default all."""
 
     table: str | int | None = None
-    """Number of one of its tables; by default all."""
+    """Number of a table of the paper; by default all."""
 
     all: bool = False
-    """Also show what was only published: accuracy, and speed and memory on the authors' machines."""
+    """Also show figures that are not recomputed: accuracy, and speed and memory on the authors' machines."""
 
 
 def run(config: PapersConfig) -> Result:

@@ -1,4 +1,4 @@
-"""From a verb's dataclass to its options, and from what was typed to the dataclass."""
+"""Verbs of the command line: options from the fields of a dataclass, and one-line errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 from docstring_parser import parse_from_object
@@ -17,12 +17,39 @@ from jsonargparse import ArgumentParser
 
 from visualtokens.errors import UserError, unknown
 
+if TYPE_CHECKING:
+    from visualtokens.tasks import Task
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb. Its options are the fields of a dataclass, described by the docstring below each field."""
+
+    config: type
+    run: Callable[[Any], Result]  # takes a ``config``
+    example: str
+    positional: str | None = None  # the field that is given without a name
+
+
+@dataclass(frozen=True)
+class Result:
+    """The output of a verb, as text and as a JSON document."""
+
+    text: str
+    document: dict[str, Any]
+    code: int = 0  # exit code
+    silent: bool = False  # printed by another process
+
+
+class Failure(Exception):
+    """The options were right but the work failed; the message is one line, the exit code 1."""
+
 
 def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tuple[Any, bool]:
-    """The verb's configuration, and whether JSON is wanted.
+    """Return the configuration of the verb, and whether JSON output is wanted.
 
-    ``--help`` and ``--print_config`` print and raise ``SystemExit(0)``. Whatever cannot be understood is a
-    :class:`UserError` of one line.
+    ``--help`` and ``--print_config`` print and raise ``SystemExit(0)``. Arguments that cannot be parsed
+    raise a one-line :class:`UserError`.
     """
     fields = dataclasses.fields(verb.config)
     types = get_type_hints(verb.config)
@@ -30,17 +57,17 @@ def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tupl
     configs, others = _split_configs(arguments)
     for path in configs:
         _check_config(path, known=[*hints, "json"])
-    # The files come first, so that what is typed wins wherever it stands.
+    # Config files come first, so that command-line options override them wherever they stand.
     ordered = [f"--config={path}" for path in configs] + others
     try:
         values = _parser(name, purpose, verb, hints).parse_args(ordered).as_dict()
     except argparse.ArgumentError as error:
         raise translate(str(error), hints, positional=verb.positional) from error
-    wanted = {field.name: values[_spelled(field)] for field in fields if _spelled(field) in values}
-    absent = [_spelled(field) for field in fields if _is_required(field) and not wanted.get(field.name)]
+    given = {field.name: values[_spelled(field)] for field in fields if _spelled(field) in values}
+    absent = [_spelled(field) for field in fields if _is_required(field) and not given.get(field.name)]
     if absent:
         raise missing(absent, positional=verb.positional)
-    return verb.config(**wanted), values["json"]
+    return verb.config(**given), values["json"]
 
 
 def _parser(name: str, purpose: str, verb: Verb, hints: dict[str, Any]) -> ArgumentParser:
@@ -51,10 +78,8 @@ def _parser(name: str, purpose: str, verb: Verb, hints: dict[str, Any]) -> Argum
         exit_on_error=False,
         allow_abbrev=False,
     )
-    described = {
-        p.arg_name: " ".join((p.description or "").split()) for p in parse_from_object(verb.config).params
-    }
-    for field in dataclasses.fields(verb.config):
+    described = _descriptions(verb.config)
+    for field in sorted(dataclasses.fields(verb.config), key=lambda field: not _is_required(field)):
         _add(
             parser,
             field,
@@ -63,28 +88,39 @@ def _parser(name: str, purpose: str, verb: Verb, hints: dict[str, Any]) -> Argum
             positional=field.name == verb.positional,
         )
     parser.add_argument("--json", action="store_true", help="Print the result as one JSON document.")
-    parser.add_argument("--config", action="config", help="Take options from a YAML file; those typed win.")
+    parser.add_argument(
+        "--config", action="config", help="YAML file with options; command-line options override it."
+    )
     return parser
+
+
+def _descriptions(config: type) -> dict[str, str]:
+    """Return the docstring of every field, those of base classes included."""
+    return {
+        param.arg_name: " ".join((param.description or "").split())
+        for kind in reversed(config.__mro__)
+        if dataclasses.is_dataclass(kind)
+        for param in parse_from_object(kind).params
+    }
 
 
 def _add(
     parser: ArgumentParser, field: dataclasses.Field[Any], hint: Any, description: str, *, positional: bool
 ) -> None:
-    """The option of one field."""
+    """Add the option of one field."""
     default = _default(field)
-    tells = bool(default) or (isinstance(default, (int, float)) and hint is not bool)
-    told = f" (default: {default})" if tells else ""
-    text = (description + told).replace("%", "%%")
+    shows_default = bool(default) or (isinstance(default, (int, float)) and hint is not bool)
+    text = (description + (f" (default: {default})" if shows_default else "")).replace("%", "%%")
     several = get_origin(hint) is list
     if positional:
-        # SUPPRESS: if none is typed, that of a config file stays.
+        # SUPPRESS keeps the value of a config file if none is typed.
         shown, nargs = field.name.removesuffix("s").upper(), "*" if several else "?"
         parser.add_argument(
             field.name, type=str, nargs=nargs, default=argparse.SUPPRESS, metavar=shown, help=text
         )
     elif hint is bool:
         parser.add_argument(f"--{_spelled(field)}", action="store_true", help=text)
-    elif bool in get_args(hint):  # a switch that may also take a word
+    elif bool in get_args(hint):  # a switch with an optional value
         parser.add_argument(
             f"--{_spelled(field)}", type=hint, nargs="?", const=True, default=default, help=text
         )
@@ -97,7 +133,7 @@ def _add(
 
 
 def _spelled(field: dataclasses.Field[Any]) -> str:
-    """The option's name: that of the field, without the underscore of ``lambda_``, which Python asks for."""
+    """Return the name of the option: ``lambda_``, which Python needs, becomes ``lambda``."""
     return field.name.removesuffix("_")
 
 
@@ -111,8 +147,26 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
 
 
+def options_of_task(config: Any, task: Task, *, common: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
+    """Return the given options beyond the ``common`` ones of a verb; the task must have them in ``own``."""
+    given = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name not in common and getattr(config, field.name) != _default(field)
+    }
+    for name, value in given.items():
+        if name not in own:
+            raise UserError(
+                f"{name}={value} has no effect: {config.checkpoint} was trained to {task.name}; leave it out"
+            )
+    return given
+
+
+# Config files.
+
+
 def _split_configs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files after ``--config``, and all other arguments."""
+    """Return the files after ``--config``, and all other arguments."""
     configs: list[str] = []
     others: list[str] = []
     rest = iter(arguments)
@@ -130,7 +184,7 @@ def _split_configs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _check_config(path: str, *, known: Sequence[str]) -> None:
-    """That the file is YAML and holds options of this verb."""
+    """Check that the file is YAML and holds options of this verb."""
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -149,40 +203,13 @@ def _check_config(path: str, *, known: Sequence[str]) -> None:
             raise unknown(f"option in {path}:", str(name), known)
 
 
-# What a verb of the command line is made of.
-
-
-class Failure(Exception):
-    """The command was right but the work failed; the message is one line, the exit code 1."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a verb found: for people as text, for programs as a JSON document."""
-
-    text: str
-    document: dict[str, Any]
-    code: int = 0  # the exit code
-    silent: bool = False  # another process prints it
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One verb. Its options are the fields of a dataclass, described by the docstring below each field."""
-
-    config: type
-    run: Callable[[Any], Result]  # takes one ``config``
-    example: str
-    positional: str | None = None  # the field that is given without a name
-
-
-# The parser's complaints, in one line that tells what was expected and what was typed.
+# Errors of the parser, rewritten as one line that states what was expected and what was given.
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a mapping"}
 
 
 def translate(message: str, hints: Mapping[str, Any], *, positional: str | None) -> UserError:
-    """The error for what jsonargparse or argparse said about options with these type hints."""
+    """Return the error for a message of jsonargparse or argparse about options with these type hints."""
     if found := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
         return _unrecognized(found[1].split(), [name for name in hints if name != positional])
     if found := re.match(r"the following arguments are required: (.*)", message):
@@ -194,7 +221,7 @@ def translate(message: str, hints: Mapping[str, Any], *, positional: str | None)
 
 
 def missing(names: Sequence[str], *, positional: str | None) -> UserError:
-    """The error for options that must be given."""
+    """Return the error for required options."""
     spelled = [name.removesuffix("s").upper() if name == positional else f"--{name}" for name in names]
     return UserError(f"{' and '.join(spelled)} must be given; --help shows an example")
 
@@ -204,7 +231,7 @@ def _unrecognized(arguments: Sequence[str], options: Sequence[str]) -> UserError
         if argument.startswith("-"):
             known = [f"--{name}" for name in (*options, "config", "json", "help", "print_config")]
             return unknown("option", argument.split("=")[0], known)
-    return UserError(f"unexpected argument {arguments[0]!r}; --help shows what is understood")
+    return UserError(f"unexpected argument {arguments[0]!r}; --help lists the options")
 
 
 def _wrong_value(name: str, value: str, hint: Any) -> UserError:
@@ -216,7 +243,7 @@ def _wrong_value(name: str, value: str, hint: Any) -> UserError:
 
 
 def _word(kind: Any) -> str:
-    """What a value of this type is to a person."""
+    """Return the plain name of a type."""
     if get_origin(kind) is Literal:
         return " or ".join(map(repr, get_args(kind)))
     return _WORDS.get(get_origin(kind) or kind, str(kind))

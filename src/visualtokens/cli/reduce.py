@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,66 +19,66 @@ if TYPE_CHECKING:
     from visualtokens.tune.planning import Plan
     from visualtokens.tune.tradeoff import Tradeoff
 
-SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds: the curve beside what was asked for
+SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds, for the curve
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceConfig:
-    """Make a vision transformer faster by giving it fewer tokens, and see what that costs."""
+    """Make a vision transformer faster by reducing its tokens, and measure what that costs."""
 
     model: str
-    """Checkpoint folder that `vtok train --out` wrote, or the name of a vision transformer of timm."""
+    """Checkpoint folder that `vtok train --out` wrote, or the name of a timm vision transformer."""
 
     weights: str | None = None
-    """For a name: its weights, a .safetensors or .pth file, or pretrained to fetch timm's. Else random."""
+    """Weights of a named model: a .safetensors or .pth file, or pretrained to fetch timm's; else random."""
 
     method: str = "weighted_kmedoids"
-    """How tokens become fewer: kmeans, weighted_kmeans, kmedoids, weighted_kmedoids, power_bert, importance,
+    """Reduction method: kmeans, weighted_kmeans, kmedoids, weighted_kmedoids, power_bert, importance,
     random, merge or conv."""
 
     keep: str | float | int | None = None
-    """How many tokens stay: the share in the end (0.5), so many fewer in every block (-13), a published
+    """Tokens to keep: the share after the last block (0.5), the number to drop per block (-13), a published
     schedule (deit_small/3), or one number per block (196,150,120,…)."""
 
     macs: float | None = None
-    """Budget: at most so many multiply-adds per image; up to 1, the share of the model's own."""
+    """Budget: maximum multiply-adds per image; values up to 1 are a share of the whole model's."""
 
     speedup: float | None = None
-    """Budget: at least so many times as fast, measured on this machine."""
+    """Budget: minimum speed-up, measured on this machine."""
 
     latency: float | None = None
-    """Budget: at most so many milliseconds for a batch, by default of one image."""
+    """Budget: maximum milliseconds per batch, by default of one image."""
 
     data: str | None = None
-    """Images to judge by: digits, digit_scenes, folder:PATH, npz:FILE. If their classes are the model's, the
-    accuracy, else how often the answer is still that of the whole model."""
+    """Images to evaluate on: digits, digit_scenes, folder:PATH, npz:FILE. Reports the accuracy if their
+    classes are those of the model, else the agreement with the whole model."""
 
     split: Literal["train", "val"] = "val"
-    """Which part of the data."""
+    """Split of the data."""
 
     images: int = 256
-    """How many images of the data to judge by, evenly taken; 0 takes all."""
+    """Number of images to evaluate on, evenly spaced; 0 takes all."""
 
     size: int | str | None = None
-    """Size of the images: one number for squares, or HEIGHTxWIDTH; by default the model's own."""
+    """Image size: one number for squares, or HEIGHTxWIDTH; by default the model's own."""
 
     batch: int | None = None
     """Images per step; by default 8, for --latency 1."""
 
     rounds: int = 5
-    """How often each schedule takes its turn; the table tells the middle one."""
+    """Rounds in which the schedules take turns; the table shows the median."""
 
     save: str | None = None
-    """Picture to draw the curve in: a .png, .svg or .pdf file."""
+    """File for the trade-off curve: .png, .svg or .pdf."""
 
     search: bool = False
-    """Learn what each block must keep instead (soft extraction), then fine-tune with it; see --lambda."""
+    """Learn the tokens to keep in each block (soft extraction), then fine-tune with them; see --lambda."""
 
     lambda_: float | None = None
-    """For --search: the price of a token in the loss; a higher one keeps fewer."""
+    """For --search: weight of the number of tokens in the loss; a higher one keeps fewer."""
 
     out: str | None = None
-    """For --search: folder for what is learned. The same command goes on if it was stopped."""
+    """For --search: output folder. The same command resumes an interrupted search."""
 
     search_epochs: int = 30
     """For --search: epochs of soft extraction."""
@@ -87,7 +87,7 @@ class ReduceConfig:
     """For --search: epochs of fine-tuning."""
 
     train: dict[str, Any] = field(default_factory=dict)
-    """For --search: options of `vtok train` for both, such as --train.lr 1e-4 --train.batch 256."""
+    """For --search: options of `vtok train` for both stages, such as --train.lr 1e-4 --train.batch 256."""
 
 
 def run(config: ReduceConfig) -> Result:
@@ -98,8 +98,8 @@ def run(config: ReduceConfig) -> Result:
         raise unknown("method", config.method, METHODS)
     budgets = [n for n in ("keep", "macs", "speedup", "latency") if getattr(config, n) is not None]
     if len(budgets) > 1 or (budgets and config.search):
-        given = [*budgets, *(["search"] if config.search else [])]
-        raise UserError(f"--{' and --'.join(given)} exclude each other; give one of them")
+        conflicting = [*budgets, *(["search"] if config.search else [])]
+        raise UserError(f"--{' and --'.join(conflicting)} exclude each other; give one of them")
     return _search(config) if config.search else _measure(config)
 
 
@@ -140,7 +140,7 @@ def _measure(config: ReduceConfig) -> Result:
 def _wanted(
     config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int
 ) -> tuple[str, Any, Plan | None]:
-    """What was asked for: its name in the table, the schedule, and the plan if there was a budget."""
+    """Return the requested schedule: its name in the table, the schedule, and the plan of a budget."""
     from visualtokens.tune.planning import plan
 
     if config.keep is not None:
@@ -166,23 +166,23 @@ def _wanted(
 
 
 def parse_keep(keep: str | float | int) -> Any:
-    """What ``reduce(keep=)`` takes, from what was typed."""
+    """Return the ``keep`` argument of ``reduce`` from a command-line value."""
     if not isinstance(keep, str) or "/" in keep:
         return keep
     try:
         numbers = [float(part) if "." in part else int(part) for part in keep.split(",")]
     except ValueError as error:
         raise UserError(
-            f"keep {keep!r} is not understood; give 0.5, -13, deit_small/3 or one number per block: 196,150,…"
+            f"keep={keep!r} is not valid; give 0.5, -13, deit_small/3 or one number per block: 196,150,…"
         ) from error
     return numbers if "," in keep else numbers[0]
 
 
 def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess]:
-    """The model, the names of its classes if they are known, and how images are prepared for it."""
-    from visualtokens.reduce.blocks import check, transformer
-    from visualtokens.tasks.classify import preprocess_for
-    from visualtokens.train import load_checkpoint
+    """Return the model, its class names if known, and its preprocessing."""
+    from visualtokens.checkpoint import load_checkpoint
+    from visualtokens.reduce.blocks import check_reducible, transformer
+    from visualtokens.tasks.timm_models import preprocess_for
 
     classes: list[str] | None = None
     wanted = None if config.size is None else parse_size(config.size)
@@ -195,24 +195,20 @@ def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess
         model = _named(config.model, config.weights, wanted)
         preprocess = preprocess_for(model)
     vit: Any = transformer(model)
-    check(vit)
+    check_reducible(vit)
     if "reduction" in vit.__dict__:
         raise UserError(f"{config.model!r} is reduced already; give the checkpoint of the whole model")
     if wanted is not None and wanted != tuple(vit.patch_embed.img_size):
         vit.set_input_size(img_size=wanted)
-    return model.eval(), classes, _sized(preprocess, tuple(vit.patch_embed.img_size))
-
-
-def _sized(preprocess: Preprocess, size: tuple[int, int]) -> Preprocess:
-    from dataclasses import replace
-
-    return replace(preprocess, size=size)
+    return model.eval(), classes, replace(preprocess, size=tuple(vit.patch_embed.img_size))
 
 
 def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.Module:
-    """A model of timm."""
+    """Return a timm model."""
     import timm
     from timm.models import load_state_dict
+
+    from visualtokens.files import one_line
 
     if not timm.is_model(name):
         raise unknown("model (or checkpoint folder)", name, timm.list_models())
@@ -228,15 +224,14 @@ def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.M
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(f"{weights} does not fit {name!r} (is --size right?): {text}") from error
+        raise UserError(f"{weights} does not fit {name!r} (is --size right?): {one_line(error)}") from error
     return model
 
 
 def _images(
     config: ReduceConfig, preprocess: Preprocess, classes: list[str] | None, *, count: int
 ) -> tuple[Tensor | None, Tensor | None, list[BadImage]]:
-    """Images ``(n, 3, H, W)``, their labels if they are of the model's classes, and what cannot be read."""
+    """Return images ``(B, 3, H, W)``, labels ``(B,)`` if the classes match, and unreadable images."""
     import torch
 
     from visualtokens.data import BadImage, open_dataset
@@ -256,7 +251,7 @@ def _images(
         labels.append(label)
     if not images:
         raise UserError(f"none of the {wanted} images of {config.data} could be read")
-    # Of a model of timm only the number of classes is known.
+    # Only the number of classes of a timm model is known.
     same = dataset.classes == classes if classes is not None else len(dataset.classes) == count
     return torch.stack(images), torch.tensor(labels) if same else None, bad
 
@@ -265,7 +260,7 @@ def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | N
     lines = [found.table()]
     if config.weights is None and not Path(config.model).exists():
         lines.append(
-            "The weights are random: speed and memory are real, the rest says nothing; see --weights."
+            "The weights are random: speed and memory are real, accuracy and agreement are not; see --weights."
         )
     if chosen:
         keep = list(found.rows[1].keep)
@@ -276,8 +271,9 @@ def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | N
 
 
 def _search(config: ReduceConfig) -> Result:
+    from visualtokens.checkpoint import load_checkpoint
     from visualtokens.reduce.schedule import macs
-    from visualtokens.train import CannotSave, Diverged, load_checkpoint
+    from visualtokens.train import CannotSave, Diverged
     from visualtokens.tune.search import Interrupted, finetune, search
 
     for name in ("lambda_", "data", "out"):
@@ -327,7 +323,7 @@ def _search(config: ReduceConfig) -> Result:
         "out": tuned.out,
         "unreadable": unreadable_as_json(tuned.unreadable),
     }
-    return Result(text, document, silent=not tuned.leads)
+    return Result(text, document, silent=not tuned.is_main)
 
 
 VERB = Verb(

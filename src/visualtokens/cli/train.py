@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def run(config: TrainConfig) -> Result:
-    """Train. Ends with 128 + the number of the signal that stopped it, if one did."""
+    """Train. The exit code is 128 plus the signal that interrupted the run, if one did."""
     from visualtokens.train import CannotSave, Diverged, train
 
     try:
         result = train(config)
     except (CannotSave, Diverged) as error:
         raise Failure(str(error)) from error
-    if result.leads:
+    if result.is_main:
         warn_unreadable(result.unreadable)
     document = {
         "out": result.out,
@@ -39,22 +39,18 @@ def run(config: TrainConfig) -> Result:
         "signal": result.signal,
     }
     code = 0 if result.signal is None else 128 + result.signal
-    return Result(_text(config, result), document, code, silent=not result.leads)
+    return Result(_text(config, result), document, code, silent=not result.is_main)
 
 
 def _text(config: TrainConfig, result: TrainResult) -> str:
-    epochs = len(result.history)
     score = result.metrics.get(result.score)
-    judged = "not evaluated yet" if score is None else f"{result.score} {score:.1%}"
-    lines = [
-        f"{config.model}: {judged} after {epochs} of {config.epochs} epochs "
+    reached = "not evaluated yet" if score is None else f"{result.score} {score:.1%}"
+    return (
+        f"{config.model}: {reached} after {len(result.history)} of {config.epochs} epochs "
         f"({result.seconds:.0f} s, {result.images_per_second:.0f} images/s, "
-        f"{result.data_wait:.1%} of the time waiting for images)",
-        f"saved in {result.out}; try: vtok eval --checkpoint {quote(result.out)} --data {quote(config.data)}",
-    ]
-    if result.signal is not None:
-        lines.append("stopped early; the same command with --resume goes on from where it stopped")
-    return "\n".join(lines)
+        f"{result.data_wait:.1%} of the time waiting for images)\n"
+        f"saved in {result.out}; try: vtok eval --checkpoint {quote(result.out)} --data {quote(config.data)}"
+    )
 
 
 VERB = Verb(

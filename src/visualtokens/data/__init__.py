@@ -1,9 +1,9 @@
-"""Datasets, safe decoding and loading of images."""
+"""Datasets, safe decoding, augmentation and loading of images."""
 
 from visualtokens.data.base import Encoded, ImageDataset, ImageStream, Share, Split, derive_seed, generator
-from visualtokens.data.batch import Batch
-from visualtokens.data.catalog import open_dataset
-from visualtokens.data.decode import BadImage, BadImages, read_image
+from visualtokens.data.batch import BadImages, Batch
+from visualtokens.data.catalog import open_dataset, open_detection, open_segmentation
+from visualtokens.data.decode import BadImage, read_image
 from visualtokens.data.loader import Loader, create_loader
 from visualtokens.data.scenes import DigitScenes, Scene
 from visualtokens.data.transforms import PRESETS, Augment, Mix, Preprocess
@@ -28,5 +28,7 @@ __all__ = [
     "derive_seed",
     "generator",
     "open_dataset",
+    "open_detection",
+    "open_segmentation",
     "read_image",
 ]

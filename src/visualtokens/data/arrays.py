@@ -1,4 +1,4 @@
-"""Images in one ``.npz`` file of uint8 arrays."""
+"""Images held in memory: ``.npz`` files, and the digits that scikit-learn includes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from visualtokens.data.base import ImageDataset, Split, check_split
 from visualtokens.errors import UserError
 
-# The spellings in use, the preferred one first; a validation split beats a test split.
+# Array names in use, in order of preference; validation images are preferred to test images.
 KEYS = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels")),
     "val": (
@@ -27,10 +27,10 @@ KEYS = {
 
 
 class NpzImages(ImageDataset):
-    """Arrays of images and labels under one of the :data:`KEYS`, and class names under ``classes``.
+    """Images and labels in arrays with one of the name pairs :data:`KEYS`, and optional ``classes``.
 
-    Images are uint8 of shape (N, H, W, 3), (N, 3, H, W) or, in grey, (N, H, W); labels are integers of
-    shape (N,) or (N, 1). Without ``classes`` the classes are the numbers up to the largest training label.
+    Images are uint8 of shape (n, H, W, 3), (n, 3, H, W) or, in grey, (n, H, W); labels are integers of shape
+    (n,) or (n, 1). Without ``classes``, the class names are the numbers up to the largest training label.
     """
 
     def __init__(self, path: str | Path, split: Split) -> None:
@@ -95,7 +95,7 @@ def _keys(arrays: np.lib.npyio.NpzFile, split: Split, file: Path) -> tuple[str, 
 def _read(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> NDArray[np.generic]:
     try:
         return arrays[key]
-    except ValueError as error:  # how NumPy refuses to unpickle
+    except ValueError as error:  # raised by NumPy for pickled objects
         raise UserError(f"{file}:{key} cannot be read ({error}); store plain numbers or strings") from error
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{file}:{key} is damaged ({error}); make the file again") from error
@@ -106,7 +106,7 @@ def _labels(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> NDArray[np.in
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"{file}:{key} is {labels.dtype} {labels.shape}; expected integers of shape (N,)")
+        raise UserError(f"{file}:{key} is {labels.dtype} {labels.shape}; expected integers of shape (n,)")
     return labels.astype(np.int64)
 
 
@@ -120,35 +120,30 @@ def _classes(arrays: np.lib.npyio.NpzFile, labels: NDArray[np.int64], file: Path
 
 
 def _channels_last(images: NDArray[np.generic], name: str) -> NDArray[np.uint8]:
-    """(N, H, W) or (N, H, W, 3); three channels in last place win where both readings are possible."""
+    """Images as ``(n, H, W)`` or ``(n, H, W, 3)``; if axes 1 and 3 are both 3, axis 3 holds the channels."""
     grey = images.ndim == 3
     last = images.ndim == 4 and images.shape[3] == 3
     first = images.ndim == 4 and images.shape[1] == 3
     if images.dtype != np.uint8 or not (grey or last or first) or 0 in images.shape[1:]:
         raise UserError(
-            f"{name} is {images.dtype} {images.shape}; expected uint8 (N, H, W, 3), (N, 3, H, W) or (N, H, W)"
+            f"{name} is {images.dtype} {images.shape}; expected uint8 (n, H, W, 3), (n, 3, H, W) or (n, H, W)"
         )
     pixels = images.astype(np.uint8, copy=False)
     return pixels if grey or last else np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
 
 
-# The 1,797 handwritten digits that scikit-learn carries: real data without a download.
-
-CLASSES = [str(digit) for digit in range(10)]
-
-
 class Digits(ImageDataset):
-    """8×8 digits, light on black: 1,437 to train and 360 to validate, in the same mix of classes.
+    """scikit-learn's 1,797 handwritten digits, 8×8, light on black: 1,437 for training, 360 for validation.
 
-    The split is always the same one, whatever the seed of a training run.
+    The split is stratified and fixed; it does not depend on the seed of a training run.
     """
 
     def __init__(self, split: Split) -> None:
         check_split(split)
-        images, labels = _load()
+        images, labels = _load_digits()
         self.spec = "digits"
-        self.classes = list(CLASSES)
-        self.rows = _rows(split)  # (n,): where each item is in scikit-learn's set
+        self.classes = [str(digit) for digit in range(10)]
+        self.rows = _digit_rows(split)  # (n,): rows of scikit-learn's dataset
         self.images = images[self.rows]  # (n, 8, 8) uint8
         self.labels = labels[self.rows]  # (n,)
 
@@ -159,12 +154,12 @@ class Digits(ImageDataset):
         return Image.fromarray(self.images[index]).convert("RGB"), int(self.labels[index])
 
     def path(self, index: int) -> str:
-        """``digits[17]`` is row 17 of scikit-learn's set, so the two splits share no name."""
+        """The row of scikit-learn's dataset, such as ``digits[17]``, so that the splits share no name."""
         return f"digits[{self.rows[index]}]"
 
 
 @cache
-def _load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _load_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -173,9 +168,9 @@ def _load() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 @cache
-def _rows(split: Split) -> NDArray[np.int64]:
+def _digit_rows(split: Split) -> NDArray[np.int64]:
     from sklearn.model_selection import train_test_split
 
-    _, labels = _load()
+    _, labels = _load_digits()
     train, val = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
     return np.sort(train if split == "train" else val)

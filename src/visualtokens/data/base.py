@@ -1,4 +1,4 @@
-"""What every dataset of labelled images is."""
+"""The interface of all datasets: items, splits, shares of a process, and seeded random streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -18,12 +18,41 @@ from torch.utils.data import Dataset
 
 from visualtokens.errors import UserError, unknown
 
-# Dividing a list among several workers of the same kind: processes, or the pieces of one step.
+T = TypeVar("T")  # the annotation of an image
+Split = Literal["train", "val"]
+SPLITS: tuple[str, ...] = get_args(Split)
+
+
+def check_split(split: str) -> None:
+    """Raise :class:`UserError` unless ``split`` is train or val."""
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+
+
+class AnnotatedImages(Dataset[tuple[Image.Image, T]], ABC, Generic[T]):
+    """RGB images, each with its annotation. An item that cannot be read raises ``BadImage``."""
+
+    classes: list[str]
+    spec: str  # the name under which `visualtokens.data.catalog` opens the dataset
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> tuple[Image.Image, T]: ...
+
+    @abstractmethod
+    def path(self, index: int) -> str:
+        """The name of an item in messages: a file, or a row such as ``digits[17]``."""
+
+
+class ImageDataset(AnnotatedImages[int]):
+    """RGB images with one class label each."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Part number ``part`` of ``parts``."""
+    """Part number ``part`` of ``parts`` equal parts, such as the images that one process loads."""
 
     part: int = 0
     parts: int = 1
@@ -33,90 +62,65 @@ class Share:
             raise UserError(f"part {self.part} of {self.parts} does not exist; parts count from 0")
 
     def of(self, count: int) -> NDArray[np.int64]:
-        """Which of ``count`` places are in this part, in order; the parts differ by one place at most.
+        """Positions among ``count`` that belong to this part, ascending; part sizes differ by at most one.
 
-        Mixup blends place i with place i of the list turned round. If the count allows it, both always
-        fall into the same part, so that a batch is blended alike however many parts it has.
+        Mixup blends position i with position ``count - 1 - i``. If the count allows it, both fall into the
+        same part, so that a batch is blended in the same way for any number of parts.
         """
-        places = np.arange(count)
+        positions = np.arange(count)
         if count % (2 * self.parts) == 0:
-            pair = np.minimum(places, count - 1 - places)
-            return places[pair % self.parts == self.part]
-        return np.array_split(places, self.parts)[self.part]
-
-
-Split = Literal["train", "val"]
-SPLITS: tuple[str, ...] = get_args(Split)
-
-
-class ImageDataset(Dataset[tuple[Image.Image, int]], ABC):
-    """RGB images with a class each. An item that cannot be read raises ``BadImage``."""
-
-    classes: list[str]
-    spec: str  # what `open_dataset` makes it from
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]: ...
-
-    @abstractmethod
-    def path(self, index: int) -> str:
-        """How to name an item to a person: a file, or a row such as ``digits[17]``."""
+            pair = np.minimum(positions, count - 1 - positions)
+            return positions[pair % self.parts == self.part]
+        return np.array_split(positions, self.parts)[self.part]
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """An image of a stream before it is decoded, and its name for people."""
+    """An image of a stream before decoding."""
 
     data: bytes
     label: int
-    name: str
+    name: str  # for messages
 
 
 class ImageStream(ImageDataset):
-    """Images that can only be read one after the other, such as those in tar shards."""
+    """Images that can only be read sequentially, such as those in tar shards."""
 
     @abstractmethod
     def read(self, share: Share) -> Iterator[Encoded]:
-        """The images of this share once, in the order they are stored."""
+        """The images of this share once, in stored order."""
 
     @abstractmethod
     def read_shuffled(self, share: Share, *, seed: int, epoch: int) -> Iterator[Encoded]:
-        """The images of this share without end, in an order that share, seed and epoch decide."""
+        """The images of this share, endlessly, in an order determined by share, seed and epoch."""
 
     @abstractmethod
     def count(self, share: Share) -> int:
-        """How many images :meth:`read` gives."""
+        """The number of images that :meth:`read` yields."""
 
     @property
     @abstractmethod
     def most_shares(self) -> int:
-        """Into how many shares the images can be divided."""
+        """The largest number of shares the images can be divided into."""
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        raise self._in_order_only()
+        raise self._no_random_access()
 
     def path(self, index: int) -> str:
-        raise self._in_order_only()
+        raise self._no_random_access()
 
-    def _in_order_only(self) -> UserError:
+    def _no_random_access(self) -> UserError:
         return UserError(f"{self.spec} is read in order only; unpack it into folders to pick single images")
 
 
-def check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise unknown("split", split, SPLITS)
-
-
-# Random numbers that depend on what they are for, and on nothing that was drawn before.
-
-_GLOBALS = threading.Lock()
+def check_seed(seed: int) -> None:
+    """Raise :class:`UserError` for a negative seed."""
+    if seed < 0:
+        raise UserError(f"seed={seed} is negative; give 0 or more")
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:
-    """The generator of one stream, such as ``generator(seed, epoch, index)``.
+    """The random generator of one stream, such as ``generator(seed, epoch, index)``.
 
     Streams of different numbers or different lengths are independent.
     """
@@ -124,18 +128,21 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
 
 
 def derive_seed(seed: int, *stream: int) -> int:
-    """A seed of 32 bits for a library that wants one, of the same kind of stream."""
+    """A 32-bit seed of the same stream as :func:`generator`, for libraries that take an integer."""
     return int(np.random.SeedSequence(seed, spawn_key=stream).generate_state(1)[0])
+
+
+_GLOBAL_STATE = threading.Lock()
 
 
 @contextlib.contextmanager
 def seeded_globals(rng: np.random.Generator) -> Iterator[None]:
-    """Let ``rng`` seed the global generators that timm draws from; afterwards they are as they were.
+    """Seed the global generators that timm draws from with ``rng``, and restore their state on exit.
 
     These are Python's, NumPy's and torch's on the CPU.
     """
     seeds = rng.integers(2**32, size=3)
-    with _GLOBALS:  # one thread at a time
+    with _GLOBAL_STATE:  # one thread at a time
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         random.seed(int(seeds[0]))
         np.random.seed(int(seeds[1]))
@@ -146,8 +153,3 @@ def seeded_globals(rng: np.random.Generator) -> Iterator[None]:
             random.setstate(before[0])
             np.random.set_state(before[1])
             torch.set_rng_state(before[2])
-
-
-def check_seed(seed: int) -> None:
-    if seed < 0:
-        raise UserError(f"seed={seed} is negative; give 0 or more")

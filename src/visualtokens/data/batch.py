@@ -1,193 +1,190 @@
-"""What a loader hands out, and how the work of making it is divided among processes."""
+"""What a loader yields: batches of images, and a running count of those that cannot be read."""
 
 from __future__ import annotations
 
-import functools
-import os
-import signal
-import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Sampler, get_worker_info
+from torch.utils.data import get_worker_info
 
-from visualtokens.data.base import Share, check_seed, generator
+from visualtokens.data.base import Share
 from visualtokens.data.decode import BadImage
-from visualtokens.data.transforms import Augment, Preprocess, pixels
 from visualtokens.errors import UserError
 
-# In which order the items of a dataset are loaded, and which of them one process takes.
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Key:
-    """What decides an item. The epoch travels with the index because workers outlive an epoch."""
+class ImageBatch:
+    """Base of the batches of all tasks: the readable images, possibly none, and the errors of the others.
 
-    epoch: int
-    index: int
+    Subclasses are dataclasses. Every field except ``bad`` has one entry per image: a tensor ``(B, …)``, or a
+    tuple of B tensors or records. A record has the methods ``to``, ``pin_memory`` and ``tensors``.
+    """
 
+    images: Any
+    index: Tensor  # (B,) int64: position in the dataset, or in the part of a stream that one worker reads
+    bad: tuple[BadImage, ...]
 
-class Order(Sampler[list[Key]]):
-    """The items of each batch, shuffled anew every epoch if there is a seed."""
-
-    def __init__(self, items: int, batch: int, seed: int | None, share: Share) -> None:
-        self.items = items
-        self.batch = batch
-        self.seed = seed
-        self.share = share
-        self.epoch = 0
-        self.start = 0
+    on_device: ClassVar[tuple[str, ...]]  # the fields that model and loss use
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __len__(self) -> int:
-        return -(-self.items // self.batch)
+        """The number of images."""
+        return len(self.images)
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        epoch = self.epoch
-        order = np.arange(self.items)
-        if self.seed is not None:
-            order = generator(self.seed, epoch).permutation(self.items)
-        for begin in range(self.start * self.batch, self.items, self.batch):
-            whole = order[begin : begin + self.batch]
-            yield [Key(epoch, index) for index in whole[self.share.of(len(whole))].tolist()]
+    def to(self, device: torch.device, *, memory_format: torch.memory_format) -> Self:
+        """The batch with images and targets on the device; a stacked image tensor takes the memory format."""
 
+        def move(entry: Any) -> Any:
+            if isinstance(entry, Tensor) and entry.ndim == 4:
+                return entry.to(device, memory_format=memory_format, non_blocking=True)
+            return entry.to(device, non_blocking=True)
 
-# Processes and threads that prepare images.
+        return self._on_device(move)
 
+    def pin_memory(self) -> Self:
+        """The batch in page-locked memory, for asynchronous copies to a GPU; called by ``DataLoader``."""
+        return self._on_device(lambda entry: entry.pin_memory())
 
-@functools.cache
-def thread_pool(threads: int) -> ThreadPoolExecutor:
-    """Threads of this process. Decoding and resizing run at the same time; they do not need Python."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="images")
+    def split(self, parts: int) -> list[Self]:
+        """The batch divided into ``parts`` of about the same size; the first one carries ``bad``."""
+        if parts == 1:
+            return [self]
+        names = [field.name for field in fields(self) if field.name != "bad"]
+        pieces = []
+        for part in range(parts):
+            positions = Share(part, parts).of(len(self))
+            taken = {name: _take(getattr(self, name), positions) for name in names}
+            pieces.append(replace(self, **taken, bad=() if part else self.bad))
+        return pieces
 
+    def share_from_worker(self) -> None:
+        """In a worker process, move all tensors to shared memory.
 
-def settle_worker(worker: int) -> None:
-    """Leave signals to the process that trains.
+        Otherwise the queue's thread copies them and starts its OpenMP runtime, whose locks may have been held
+        at the fork: the worker would hang.
+        """
+        if get_worker_info() is not None:
+            for field in fields(self):
+                for tensor in _tensors(getattr(self, field.name)):
+                    tensor.share_memory_()
 
-    Ctrl-C, and a scheduler that ends a job, signal every process of it. The one that trains wants to
-    finish its step; it cannot without its workers. They end when it tells them to, or is gone.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # without it, nobody can tell who sent a signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """Obey SIGTERM of the parent only."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        continue
-    os._exit(0)
-
-
-def share_from_worker(tensors: Iterable[Tensor]) -> None:
-    """In a worker, move the tensors of a batch to memory that the process that trains can read.
-
-    Left to the queue's thread, the copies would start up that thread's parallel runtime, whose locks a fork
-    may have left taken: the worker would hang.
-    """
-    if get_worker_info() is not None:
-        for tensor in tensors:
-            tensor.share_memory_()
+    def _on_device(self, function: Callable[[Any], Any]) -> Self:
+        """The batch with ``function`` applied to every tensor or record in the fields of ``on_device``."""
+        changed = {}
+        for name in self.on_device:
+            value = getattr(self, name)
+            changed[name] = tuple(map(function, value)) if isinstance(value, tuple) else function(value)
+        return replace(self, **changed)
 
 
-def check_loading(*, batch: int, seed: int, workers: int, share: Share) -> None:
-    """:class:`UserError` for the first option of a loader that cannot work."""
-    if batch < 1:
-        raise UserError(f"batch={batch} is not a number of images; give at least 1")
-    if workers < 0:
-        raise UserError(f"workers={workers} is negative; 0 loads in this process")
-    check_seed(seed)
-    if batch < share.parts:
-        raise UserError(f"batch={batch} is less than one image for each of {share.parts} processes")
+def _take(value: Any, positions: NDArray[np.int64]) -> Any:
+    if isinstance(value, Tensor):
+        return value[torch.from_numpy(positions)]
+    return tuple(value[i] for i in positions.tolist())
 
 
-# What a loader hands out.
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for entry in value:
+            yield from _tensors(entry)
+    elif not isinstance(value, BadImage):
+        yield from value.tensors()
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """The readable images of up to ``batch`` items, possibly none, and what was wrong with the others."""
+class Batch(ImageBatch):
+    """Images with class labels."""
 
     images: Tensor  # (B, 3, H, W) float32
     labels: Tensor  # (B,) int64
-    index: Tensor  # (B,) int64: the item of the dataset, or how many items of its stream came before
+    index: Tensor
     bad: tuple[BadImage, ...]
 
+    on_device = ("images", "labels")
+
+
+class Gather(Protocol):
+    """The processes that read other shares of the same dataset."""
+
+    def gather(self, item: T) -> list[T]:
+        """The items of all processes, in the same order everywhere."""
+
+
+class BadImages:
+    """Collects ``Batch.bad`` over a run and raises once too much of the dataset is unreadable.
+
+    >>> bad = BadImages(len(dataset))
+    >>> for batch in loader:
+    ...     bad.add(batch)   # UserError once more than 5 % of the images are unreadable
+
+    With several processes: ``collect`` in each, sum ``new`` over all, and ``check`` the sum.
+    """
+
+    _SHOWN = 3
+
+    def __init__(self, total: int, *, share: float = 0.05) -> None:
+        if total < 1:
+            raise UserError(f"total={total} is not the number of images of a dataset")
+        if not 0 <= share <= 1:
+            raise UserError(f"share={share} is not between 0 and 1")
+        self.total = total
+        self.share = share
+        self._known: dict[str, BadImage] = {}  # to all processes
+        self._new: dict[str, BadImage] = {}
+
     def __len__(self) -> int:
-        """How many images there are."""
-        return len(self.images)
+        return len(self._known) + self.new
 
-    def to(self, device: torch.device, *, memory_format: torch.memory_format) -> Batch:
-        """Images and labels on the device, the images in that order of memory."""
-        images = self.images.to(device, memory_format=memory_format, non_blocking=True)
-        return replace(self, images=images, labels=self.labels.to(device, non_blocking=True))
+    @property
+    def new(self) -> int:
+        """The number of unreadable images that this process has found since the last merge."""
+        return len(self._new)
 
-    def split(self, parts: int) -> list[Batch]:
-        """Divide the images into several batches; the first one takes ``bad`` along."""
-        if parts == 1:
-            return [self]
-        pieces = []
-        for part in range(parts):
-            places = torch.from_numpy(Share(part, parts).of(len(self)))
-            bad = () if part else self.bad
-            pieces.append(Batch(self.images[places], self.labels[places], self.index[places], bad))
-        return pieces
+    @property
+    def images(self) -> tuple[BadImage, ...]:
+        """Each unreadable image once, in the order of discovery."""
+        return (*self._known.values(), *self._new.values())
 
-    def pin_memory(self) -> Batch:
-        """In memory from which a GPU copies without waiting; ``DataLoader`` asks for it."""
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.index, self.bad)
+    def add(self, batch: ImageBatch) -> None:
+        """Collect the errors of a batch, and raise if there are too many by now."""
+        self.collect(batch.bad)
+        self._check(len(self))
 
+    def collect(self, found: Iterable[BadImage]) -> None:
+        """Record unreadable images; each path counts once."""
+        for bad in found:
+            if bad.path not in self._known:
+                self._new.setdefault(bad.path, bad)
 
-# From images to a batch.
+    def check(self, team: Gather, new: int) -> None:
+        """Raise in every process if there are too many; ``new`` is the sum over all processes."""
+        if self._too_many(len(self._known) + new):
+            self.merge(team)
+            self._check(len(self))
 
+    def merge(self, team: Gather) -> None:
+        """Exchange the new entries between all processes."""
+        for found in team.gather(list(self._new.values())):
+            for bad in found:
+                self._known.setdefault(bad.path, bad)
+        self._new.clear()
 
-@dataclass(frozen=True, eq=False)
-class Item:
-    """One image on its way into a batch."""
+    def _too_many(self, count: int) -> bool:
+        return count / self.total > self.share
 
-    values: Tensor  # (H, W, 3) uint8
-    label: int
-    index: int
-    augment: Augment  # what is left to do once the values are normalised
-    rng: np.random.Generator
-
-
-def prepare(
-    image: Image.Image,
-    label: int,
-    index: int,
-    *,
-    preprocess: Preprocess,
-    augment: Augment,
-    rng: np.random.Generator,
-) -> Item:
-    """Change the image at random and bring it to the model's size."""
-    return Item(pixels(augment(image, preprocess, rng)), label, index, augment, rng)
-
-
-@dataclass(frozen=True)
-class Collate:
-    """Makes one batch of items and of what could not be read."""
-
-    preprocess: Preprocess
-
-    def __call__(self, items: list[Item | BadImage]) -> Batch:
-        good = [item for item in items if isinstance(item, Item)]
-        bad = tuple(item for item in items if isinstance(item, BadImage))
-        empty = torch.empty(0, *self.preprocess.size, 3, dtype=torch.uint8)
-        values = torch.stack([item.values for item in good]) if good else empty  # (B, H, W, 3)
-        batch = Batch(
-            self.preprocess.normalise(values),
-            torch.tensor([item.label for item in good], dtype=torch.int64),
-            torch.tensor([item.index for item in good], dtype=torch.int64),
-            bad,
-        )
-        for item, image in zip(good, batch.images, strict=True):
-            item.augment.add_noise(image, item.rng)
-        share_from_worker((batch.images, batch.labels, batch.index))
-        return batch
+    def _check(self, count: int) -> None:
+        if self._too_many(count):
+            first = "; ".join(f"{bad.path} ({bad.reason})" for bad in self.images[: self._SHOWN])
+            raise UserError(
+                f"{count} of {self.total} images cannot be read, more than the {self.share:.1%} allowed: "
+                f"{first}{'; …' if count > self._SHOWN else ''}. Repair or remove them, "
+                "or allow a larger share"
+            )

@@ -1,4 +1,4 @@
-"""Objects annotated the way COCO does it: one json file per split."""
+"""COCO annotation files: a detection dataset, validation of the files, and mask encodings."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visualtokens.data.base import Split, check_split
-from visualtokens.data.decode import BadImage, read_image
+from visualtokens.data.decode import BadAnnotation, BadImage, read_image
 from visualtokens.data.detection import DetectionDataset, Objects
-from visualtokens.data.segmentation_transforms import BadAnnotation
 from visualtokens.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -30,10 +29,10 @@ IMAGES = ("{split}2017", "{split}", "images/{split}2017", "images/{split}", "ima
 class CocoObjects(DetectionDataset):
     """``/path/annotations/instances_train2017.json`` and the images in ``/path/train2017``; val likewise.
 
-    The names may lack the 2017, and the folders of images may be in ``/path/images``. Masks are polygons or
-    run lengths, written out or compressed. What the files say is checked at once; what is wrong is told by
-    file, image and field. A box of zero area is left out, with a warning: nothing can be found there.
-    ``classes`` are the categories in the order of the file. ``ids`` are the numbers of the images in it.
+    The 2017 in the names is optional, and the image folders may be in ``/path/images``. Masks are polygons or
+    run lengths, compressed or not. The annotation file is validated on opening; errors name file, image and
+    field. Boxes of zero area are dropped with a warning. ``classes`` and ``ids`` (the image ids) are in the
+    order of the file.
     """
 
     def __init__(self, root: str | Path, split: Split, *, masks: bool = True) -> None:
@@ -42,7 +41,7 @@ class CocoObjects(DetectionDataset):
         self.spec = f"coco:{root}"
         self.file = _find(base, ANNOTATIONS, split, folder=False)
         self.folder = _find(base, IMAGES, split, folder=True)
-        records = check_records(read_json(self.file), str(self.file), masks=masks)
+        records = parse_records(_read_json(self.file), str(self.file), masks=masks)
         self.classes = list(records.categories.values())
         self.masks = masks
         self.ids = list(records.images)
@@ -59,42 +58,41 @@ class CocoObjects(DetectionDataset):
         image = read_image(self.path(index))
         height, width = self._sizes[index].tolist()
         if image.size != (width, height):
-            told = f"{self.file} says {width}×{height} in 'width' and 'height' of image {self.ids[index]}"
-            raise BadImage(self.path(index), f"is {image.width}×{image.height}, but {told}")
-        return image, self.objects(index)
-
-    def objects(self, index: int) -> Objects:
-        """The annotations of an image, without reading it."""
-        place = self._annotations.of(self.ids[index])
-        height, width = self._sizes[index].tolist()
-        masks = None
-        if self.masks:
-            masks = torch.zeros(len(place), height, width, dtype=torch.bool)
-            for mask, annotation in zip(masks, place, strict=True):
-                mask[:] = torch.from_numpy(self._mask(index, int(annotation), height, width))
-        boxes = self._annotations.boxes[place]  # (n, 4): left, top, width, height
-        corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-        return Objects(
-            torch.from_numpy(corners.astype(np.float32)),
-            torch.from_numpy(self._annotations.labels[place]),
-            masks,
-            torch.from_numpy(self._annotations.crowd[place]),
-            torch.from_numpy(self._annotations.area[place].astype(np.float32)),
-        )
+            annotated = f"{self.file} has {width}×{height} in 'width' and 'height' of image {self.ids[index]}"
+            raise BadImage(self.path(index), f"is {image.width}×{image.height}, but {annotated}")
+        return image, self._objects(index)
 
     def path(self, index: int) -> str:
         return str(self.folder / self._names[index])
 
-    def _mask(self, index: int, annotation: int, height: int, width: int) -> NDArray[np.bool_]:
+    def _objects(self, index: int) -> Objects:
+        rows = self._annotations.of_image(self.ids[index])  # (n,)
+        height, width = self._sizes[index].tolist()
+        masks = None
+        if self.masks:
+            masks = torch.zeros(len(rows), height, width, dtype=torch.bool)
+            for mask, row in zip(masks, rows.tolist(), strict=True):
+                mask[:] = torch.from_numpy(self._mask(index, row, height, width))
+        boxes = self._annotations.boxes[rows]  # (n, 4): left, top, width, height
+        corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+        return Objects(
+            torch.from_numpy(corners.astype(np.float32)),
+            torch.from_numpy(self._annotations.labels[rows]),
+            masks,
+            torch.from_numpy(self._annotations.crowd[rows]),
+            torch.from_numpy(self._annotations.area[rows].astype(np.float32)),
+        )
+
+    def _mask(self, index: int, row: int, height: int, width: int) -> NDArray[np.bool_]:
         try:
-            return to_mask(self._annotations.segmentation(annotation), height, width)
+            return to_mask(self._annotations.segmentation(row), height, width)
         except ValueError as error:
-            why = f"{error} (annotation {self._annotations.ids[annotation]})"
+            why = f"{error} (annotation {self._annotations.ids[row]})"
             raise BadAnnotation(str(self.file), str(self.ids[index]), "segmentation", why) from error
 
 
 class _Annotations:
-    """All annotations of a file in a few arrays, which worker processes share; dicts would be copied."""
+    """All annotations of a file as a few arrays, which forked workers share; dicts would be copied."""
 
     def __init__(self, records: Records, file: str) -> None:
         kept = [a for a in records.annotations if a["bbox"][2] > 0 and a["bbox"][3] > 0]
@@ -105,28 +103,29 @@ class _Annotations:
         self.labels = np.array([label_of[a["category_id"]] for a in kept], np.int64)
         self.crowd = np.array([a.get("iscrowd", 0) for a in kept], np.bool_)
         self.area = np.array([a.get("area", a["bbox"][2] * a["bbox"][3]) for a in kept], np.float64)
-        self._images = np.array([a["image_id"] for a in kept], np.int64)
-        self._order = np.argsort(self._images, kind="stable")
-        self._sorted = self._images[self._order]
+        images = np.array([a["image_id"] for a in kept], np.int64)
+        self._order = np.argsort(images, kind="stable")
+        self._sorted_images = images[self._order]
         texts = [json.dumps(a.get("segmentation")).encode() for a in kept]
-        self._ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        self._text_ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
         self._text = np.frombuffer(b"".join(texts), np.uint8)
 
-    def of(self, image: int) -> NDArray[np.int64]:
-        """Which annotations belong to an image."""
-        begin, end = np.searchsorted(self._sorted, [image, image + 1])
+    def of_image(self, image: int) -> NDArray[np.int64]:
+        """The rows of the annotations of an image."""
+        begin, end = np.searchsorted(self._sorted_images, [image, image + 1])
         return self._order[begin:end]
 
-    def segmentation(self, annotation: int) -> Any:
-        begin = self._ends[annotation - 1] if annotation else 0
-        return json.loads(self._text[begin : self._ends[annotation]].tobytes())
+    def segmentation(self, row: int) -> Any:
+        """The segmentation of one annotation, as in the file."""
+        begin = self._text_ends[row - 1] if row else 0
+        return json.loads(self._text[begin : self._text_ends[row]].tobytes())
 
 
 def _warn_empty(annotations: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]], file: str) -> None:
     if len(kept) < len(annotations):
         first = next(a for a in annotations if not (a["bbox"][2] > 0 and a["bbox"][3] > 0))
         logger.warning(
-            "%s: %d boxes of zero area are left out, the first on image %s",
+            "%s: %d boxes of zero area are dropped, the first in image %s",
             file,
             len(annotations) - len(kept),
             first["image_id"],
@@ -134,39 +133,39 @@ def _warn_empty(annotations: Sequence[dict[str, Any]], kept: Sequence[dict[str, 
 
 
 def _find(base: Path, patterns: Sequence[str], split: Split, *, folder: bool) -> Path:
-    places = [base / pattern.format(split=split) for pattern in patterns]
-    for place in places:
-        if place.is_dir() if folder else place.is_file():
-            return place
-    wanted = ", ".join(str(place.relative_to(base)) for place in places)
+    candidates = [base / pattern.format(split=split) for pattern in patterns]
+    for candidate in candidates:
+        if candidate.is_dir() if folder else candidate.is_file():
+            return candidate
+    tried = ", ".join(str(candidate.relative_to(base)) for candidate in candidates)
     what = "folder of images" if folder else "annotation file"
-    raise UserError(f"{base} has no {what} for {split}; looked for {wanted}")
+    raise UserError(f"{base} has no {what} for {split}; looked for {tried}")
 
 
-def read_json(file: Path) -> Any:
-    """What a json file holds; UserError if it is none."""
+def _read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON: {error}") from error
 
 
-# What a COCO annotation file must hold. The first thing that is wrong is told by file, image and field.
-
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Records:
-    """A file that passed."""
+    """The validated content of an annotation file."""
 
     images: dict[int, Record]  # by id, in the order of the file
     annotations: list[Record]
     categories: dict[int, str]  # name by id, in the order of the file
 
 
-def check_records(document: Any, file: str, *, masks: bool) -> Records:
-    """The parts of a document. ``masks`` demands a segmentation of every object."""
+def parse_records(document: Any, file: str, *, masks: bool) -> Records:
+    """The content of a document; the first error is raised with file, image and field.
+
+    With ``masks``, every object must have a segmentation.
+    """
     parts: dict[str, list[Any]] = {}
     for name in ("images", "annotations", "categories"):
         part = document.get(name) if isinstance(document, dict) else None
@@ -175,42 +174,41 @@ def check_records(document: Any, file: str, *, masks: bool) -> Records:
                 f"{file} has no list {name!r}; COCO's files have images, annotations and categories"
             )
         parts[name] = part
-    categories = _categories(parts["categories"], file)
-    images = _images(parts["images"], file)
+    categories = _parse_categories(parts["categories"], file)
+    images = _parse_images(parts["images"], file)
     for annotation in parts["annotations"]:
         _check_annotation(annotation, images, categories, file, masks=masks)
     return Records(images, parts["annotations"], categories)
 
 
-def _categories(records: list[Any], file: str) -> dict[int, str]:
+def _parse_categories(records: list[Any], file: str) -> dict[int, str]:
     categories: dict[int, str] = {}
     for record in records:
         number = record.get("id") if isinstance(record, dict) else None
         name = record.get("name") if isinstance(record, dict) else None
-        if not _whole(number) or not isinstance(name, str):
-            raise UserError(f"{file}: category {_brief(record)} needs a whole number 'id' and a 'name'")
+        if not _is_int(number) or not isinstance(name, str):
+            raise UserError(f"{file}: category {_brief(record)} needs an integer 'id' and a 'name'")
         if number in categories or name in categories.values():
-            raise UserError(f"{file}: category {_brief(record)} is there twice; 'id' and 'name' must differ")
+            raise UserError(f"{file}: category {_brief(record)} repeats an 'id' or 'name'; make them unique")
         categories[number] = name
     if not categories:
         raise UserError(f"{file} has no categories; name at least one class")
     return categories
 
 
-def _images(records: list[Any], file: str) -> dict[int, Record]:
+def _parse_images(records: list[Any], file: str) -> dict[int, Record]:
     images: dict[int, Record] = {}
-    for place, record in enumerate(records):
+    for position, record in enumerate(records):
         number = record.get("id") if isinstance(record, dict) else None
-        if not _whole(number):
-            raise BadAnnotation(file, f"number {place}", "id", f"{_brief(number)} is not a whole number")
+        if not _is_int(number):
+            raise BadAnnotation(file, f"number {position}", "id", f"{_brief(number)} is not an integer")
         if number in images:
-            raise BadAnnotation(file, str(number), "id", "two images have the same")
+            raise BadAnnotation(file, str(number), "id", "two images have the same id")
         if not isinstance(record.get("file_name"), str) or not record["file_name"]:
-            raise BadAnnotation(
-                file, str(number), "file_name", f"{_brief(record.get('file_name'))} is no name"
-            )
+            why = f"{_brief(record.get('file_name'))} is not a file name"
+            raise BadAnnotation(file, str(number), "file_name", why)
         for side in ("width", "height"):
-            if not _whole(record.get(side)) or record[side] < 1:
+            if not _is_int(record.get(side)) or record[side] < 1:
                 why = f"{_brief(record.get(side))} is not a number of pixels"
                 raise BadAnnotation(file, str(number), side, why)
         images[number] = record
@@ -223,38 +221,37 @@ def _check_annotation(
     if not isinstance(record, dict):
         raise UserError(f"{file}: annotation {_brief(record)} is not an object with fields")
     image, category = record.get("image_id"), record.get("category_id")
-    of = str(image)
 
     def wrong(field: str, why: str) -> BadAnnotation:
-        return BadAnnotation(file, of, field, f"{why} (annotation {_brief(record.get('id'))})")
+        return BadAnnotation(file, str(image), field, f"{why} (annotation {_brief(record.get('id'))})")
 
-    if not _whole(image) or image not in images:
+    if not _is_int(image) or image not in images:
         raise wrong("image_id", f"there is no image {_brief(image)} in the file")
-    if not _whole(category) or category not in categories:
+    if not _is_int(category) or category not in categories:
         raise wrong("category_id", f"there is no category {_brief(category)} in the file")
     box = record.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(map(_finite, box)) or min(box[2:]) < 0:
+    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_finite, box)) or min(box[2:]) < 0:
         raise wrong("bbox", f"{_brief(box)} is not [left, top, width, height] in pixels")
     if record.get("iscrowd", 0) not in (0, 1):
         raise wrong("iscrowd", f"{_brief(record['iscrowd'])} is neither 0 nor 1")
-    if not _finite(record.get("area", 0)) or record.get("area", 0) < 0:
+    if not _is_finite(record.get("area", 0)) or record.get("area", 0) < 0:
         raise wrong("area", f"{_brief(record['area'])} is not a number of pixels")
-    why = _segmentation_fault(record.get("segmentation"), images[image], needed=masks)
+    why = _segmentation_error(record.get("segmentation"), images[image], required=masks)
     if why:
         raise wrong("segmentation", why)
 
 
-def _segmentation_fault(value: Any, image: Record, *, needed: bool) -> str:
-    """What is wrong with a segmentation; empty if nothing is."""
+def _segmentation_error(value: Any, image: Record, *, required: bool) -> str:
+    """The reason why a segmentation is invalid, or an empty string."""
     if not value:
-        return "there is none; give polygons or run lengths, or train a detector of boxes" if needed else ""
+        return "is missing; give polygons or run lengths, or train a detector of boxes" if required else ""
     if isinstance(value, dict):
         size, counts = value.get("size"), value.get("counts")
         if size != [image["height"], image["width"]]:
             return f"its size is {_brief(size)}, the image's [{image['height']}, {image['width']}]"
         if isinstance(counts, str):
-            return ""  # told when it is decoded: checking means decoding
-        if not isinstance(counts, list) or not all(_whole(n) and n >= 0 for n in counts):
+            return ""  # compressed run lengths are only checked when they are decoded
+        if not isinstance(counts, list) or not all(_is_int(n) and n >= 0 for n in counts):
             return f"counts={_brief(counts)} are not run lengths"
         if sum(counts) != size[0] * size[1]:
             return f"its run lengths cover {sum(counts)} pixels of {size[0] * size[1]}"
@@ -264,16 +261,16 @@ def _segmentation_fault(value: Any, image: Record, *, needed: bool) -> str:
     for polygon in value:
         if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
             return f"{_brief(polygon)} is not a polygon: x and y of at least three points"
-        if not all(map(_finite, polygon)):
+        if not all(map(_is_finite, polygon)):
             return f"{_brief(polygon)} holds something that is not a number"
     return ""
 
 
-def _whole(value: Any) -> TypeGuard[int]:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -282,11 +279,8 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-# Polygons and run lengths of COCO to pixels and back, by the library that also judges detections.
-
-
 def to_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
-    """The pixels ``(H, W)`` inside polygons, or those that run lengths give. ValueError if they are none."""
+    """The pixels ``(H, W)`` inside polygons or run lengths; ValueError if it is neither."""
     library = masks_library()
     try:
         return library.decode(library.segmToRle(segmentation, width, height)).astype(np.bool_)
@@ -295,16 +289,16 @@ def to_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
 
 
 def to_run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """The pixels ``(H, W)`` as COCO's compressed run lengths."""
+    """The mask ``(H, W)`` as COCO's compressed run lengths."""
     return masks_library().encode(np.asfortranarray(mask.astype(np.uint8)))
 
 
 def masks_library() -> Any:
-    """The mask operations of faster-coco-eval."""
+    """The mask operations of faster-coco-eval, which also computes the detection metrics."""
     try:
         from faster_coco_eval.core import mask
     except ImportError as error:
         raise UserError(
-            "COCO's masks and figures need a library; install it with: pip install 'visualtokens[detect]'"
+            "COCO masks and metrics need a library; install it with: pip install 'visualtokens[detect]'"
         ) from error
     return mask

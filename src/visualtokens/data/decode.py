@@ -1,29 +1,34 @@
-"""Safe decoding: whatever is on disk, the outcome is an RGB image or a :class:`BadImage`."""
+"""Safe decoding: any file becomes an RGB image or a mask of class numbers, or raises :class:`BadImage`."""
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
+from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from visualtokens.errors import UserError
 
-if TYPE_CHECKING:
-    from visualtokens.data.batch import Batch
-
-# Pillow also opens formats that run other programs (EPS) or parse far more than pixels. These are enough.
+# Pillow also opens formats that run other programs (EPS) or parse far more than pixels.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM")
-_PHOTOS = {".jpg", ".jpeg", ".webp", ".avif", ".jp2"}
-_OTHERS = {".png", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
-EXTENSIONS = frozenset(_PHOTOS | _OTHERS)
+EXTENSIONS = frozenset(
+    (
+        *(".jpg", ".jpeg", ".webp", ".avif", ".jp2", ".png", ".gif", ".bmp", ".tif", ".tiff"),
+        *(".ppm", ".pgm", ".pbm"),
+    )
+)
+MASK_FORMATS = ("PNG", "BMP", "TIFF", "PPM")  # lossless ones
+MASK_EXTENSIONS = frozenset((".png", ".bmp", ".tif", ".tiff", ".pgm"))
+MASK_MODES = ("L", "P", "1", "I;16", "I;16B", "I;16L", "I")  # one number per pixel
 MAX_PIXELS = 64_000_000
 
-# What Pillow raises for damaged files, found by flipping and cutting bytes of every format above.
-# OSError and SyntaxError are meant that way; the others escape from its parsers of headers and metadata.
+# Raised by Pillow for damaged files; found by flipping and cutting bytes of every format above. OSError and
+# SyntaxError are documented; the others escape from its parsers of headers and metadata.
 DAMAGE = (
     OSError,
     SyntaxError,
@@ -47,54 +52,80 @@ _UPRIGHT = {
 
 
 class BadImage(UserError):
-    """An image that cannot be read: which one, and why."""
+    """An image that cannot be read, with its path and the reason."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"cannot read {path}: {reason}")
         self.path = path
         self.reason = reason
 
-    # An exception pickles its message only, and this one travels home from worker processes.
+    # Exceptions pickle their message only, and this one is sent by worker processes.
     def __reduce__(self) -> tuple[type[BadImage], tuple[str, str]]:
         return BadImage, (self.path, self.reason)
 
 
-def read_image(path: str | Path) -> Image.Image:
-    """The image at ``path``, upright and in RGB; :class:`BadImage` for everything that is not one.
+class BadAnnotation(BadImage):
+    """An annotation that cannot be used: its file, its image, the field, and the reason."""
 
-    Of several frames the first is taken, and transparency is laid on white. An image of more than 64
-    megapixels is refused from its header, before any of it is decoded.
+    def __init__(self, path: str, image_id: str, field: str, why: str) -> None:
+        super().__init__(path, f"annotation of image {image_id}, {field}: {why}")
+        self.image_id = image_id
+        self.field = field
+        self.why = why
+
+    def __reduce__(self) -> tuple[type[BadAnnotation], tuple[str, str, str, str]]:  # type: ignore[override]
+        return BadAnnotation, (self.path, self.image_id, self.field, self.why)
+
+
+def read_image(path: str | Path) -> Image.Image:
+    """The image at ``path``, upright and in RGB; anything else raises :class:`BadImage`.
+
+    The first frame of an animation is used, and transparent pixels are blended with white. An image of more
+    than 64 megapixels is rejected from its header, before decoding.
     """
     return decode_image(Path(path), str(path))
 
 
 def decode_image(source: Path | BinaryIO, name: str) -> Image.Image:
-    """What :func:`read_image` gives, from a file or from bytes that ``name`` tells people about."""
-    try:
+    """Like :func:`read_image`, from a file or from a stream of bytes; ``name`` appears in messages."""
+    with _damage_as_bad_image(name, f"a known format ({', '.join(FORMATS)})"):
         if isinstance(source, Path):
-            check_file(source, name)
+            _check_file(source, name)
         with Image.open(source, formats=FORMATS) as image:
-            check_pixels(image, name)
+            _check_pixels(image, name)
             image.load()
             rgb = as_rgb(_upright(image))
-            rgb.info = {}  # it still tells the way the camera was held, and nobody is to turn it again
+            rgb.info = {}  # it still holds the EXIF orientation, which must not be applied twice
             return rgb
-    except BadImage:
+
+
+def read_mask(path: str | Path, *, image_id: str | None = None) -> NDArray[np.integer]:
+    """The numbers ``(H, W)`` in a mask file (palette indices, not colours).
+
+    Anything else raises :class:`BadAnnotation` of the image ``image_id`` (by default the file's stem).
+    """
+    file, name = Path(path), str(path)
+    image_id = file.stem if image_id is None else image_id
+    try:
+        with _damage_as_bad_image(name, f"a lossless format ({', '.join(MASK_FORMATS)})"):
+            _check_file(file, name)
+            with Image.open(file, formats=MASK_FORMATS) as image:
+                _check_pixels(image, name)
+                if image.mode not in MASK_MODES:
+                    why = f"{image.mode} holds colours; save one number per pixel (a grey or palette PNG)"
+                    raise BadAnnotation(name, image_id, "mode", why)
+                values = np.asarray(image)
+    except BadAnnotation:
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadImage(name, f"too large: {error}") from error
-    except UnidentifiedImageError as error:
-        raise BadImage(name, f"not an image in a known format ({', '.join(FORMATS)})") from error
-    except PermissionError as error:
-        raise BadImage(name, "permission denied") from error
-    except DAMAGE as error:
-        raise BadImage(name, f"damaged or unsupported: {error or type(error).__name__}") from error
+    except BadImage as bad:
+        raise BadAnnotation(name, image_id, "file", bad.reason) from bad
+    return values.astype(np.uint8) if values.dtype == np.bool_ else values
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Any mode as RGB: 16 bits are scaled (not clipped), transparency is laid on white.
+    """The image in RGB: 16-bit values are scaled (not clipped), transparent pixels blended with white.
 
-    Pixels whose white is not defined, floats and integers beyond 16 bits, are refused.
+    Floats and integers beyond 16 bits have no defined white and raise :class:`UserError`.
     """
     if image.mode.startswith("I"):
         return _from_16_bit(image)
@@ -120,114 +151,48 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(grey).convert("RGB")
 
 
-def check_file(path: Path, name: str) -> None:
-    """:class:`BadImage` for what is no file to read from."""
-    if not path.exists():
-        raise BadImage(name, "no such file")
-    if path.is_dir():
-        raise BadImage(name, "is a folder")
-    if not path.is_file():  # opening a pipe would wait for a writer for ever
-        raise BadImage(name, "not a regular file")
-    if path.stat().st_size == 0:
-        raise BadImage(name, "empty file")
-
-
-def check_pixels(image: Image.Image, name: str) -> None:
-    """:class:`BadImage` for an image that would take too much memory, from its header."""
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        limit = MAX_PIXELS // 1_000_000
-        raise BadImage(
-            name, f"too large: {width}×{height} is more than {limit} megapixels; make it smaller first"
-        )
-
-
 def _upright(image: Image.Image) -> Image.Image:
-    """The image turned as its EXIF orientation says, as a copy that is free of its file.
+    """A copy of the image with its EXIF orientation applied, independent of the open file.
 
-    ``ImageOps.exif_transpose`` also writes the metadata anew, which fails on tags that only cameras
-    understand although the pixels are sound.
+    ``ImageOps.exif_transpose`` also rewrites the metadata, which fails on tags that Pillow cannot encode
+    although the pixels are intact.
     """
     orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     method = _UPRIGHT.get(orientation)
     return image.copy() if method is None else image.transpose(method)
 
 
-# Keeping count of the images that cannot be read.
+@contextlib.contextmanager
+def _damage_as_bad_image(name: str, expected: str) -> Iterator[None]:
+    """Raise every error that Pillow has for a file it cannot read as :class:`BadImage`."""
+    try:
+        yield
+    except BadImage:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImage(name, f"too large: {error}") from error
+    except UnidentifiedImageError as error:
+        raise BadImage(name, f"not an image in {expected}") from error
+    except PermissionError as error:
+        raise BadImage(name, "permission denied") from error
+    except DAMAGE as error:
+        raise BadImage(name, f"damaged or unsupported: {error or type(error).__name__}") from error
 
-_SHOWN = 3
-T = TypeVar("T")
+
+def _check_file(path: Path, name: str) -> None:
+    if not path.exists():
+        raise BadImage(name, "no such file")
+    if path.is_dir():
+        raise BadImage(name, "is a folder")
+    if not path.is_file():  # opening a named pipe would block
+        raise BadImage(name, "not a regular file")
+    if path.stat().st_size == 0:
+        raise BadImage(name, "empty file")
 
 
-class Others(Protocol):
-    """The processes that read other shares of the same dataset."""
-
-    def gather(self, item: T) -> list[T]:
-        """What every one of them gives, in the same order everywhere."""
-
-
-class BadImages:
-    """Collects ``Batch.bad`` over a run and stops it once too much of the dataset is missing.
-
-    >>> bad = BadImages(len(dataset))
-    >>> for batch in loader:
-    ...     bad.add(batch)   # UserError once more than 5 % of the images turned out unreadable
-
-    Several processes use ``collect``, tell each other ``new``, and ``check`` the sum.
-    """
-
-    def __init__(self, total: int, *, share: float = 0.05) -> None:
-        if total < 1:
-            raise UserError(f"total={total} is not the number of images of a dataset")
-        if not 0 <= share <= 1:
-            raise UserError(f"share={share} is not between 0 and 1")
-        self.total = total
-        self.share = share
-        self._known: dict[str, BadImage] = {}  # to all processes
-        self._new: dict[str, BadImage] = {}
-
-    def __len__(self) -> int:
-        return len(self._known) + self.new
-
-    @property
-    def new(self) -> int:
-        """How many this process has found that the others may not know of."""
-        return len(self._new)
-
-    @property
-    def images(self) -> tuple[BadImage, ...]:
-        """Each unreadable image once, in the order they were met."""
-        return (*self._known.values(), *self._new.values())
-
-    def add(self, batch: Batch) -> None:
-        self.collect(batch.bad)
-        self._check(len(self))
-
-    def collect(self, found: Iterable[BadImage]) -> None:
-        for bad in found:
-            if bad.path not in self._known:
-                self._new.setdefault(bad.path, bad)
-
-    def check(self, others: Others, new: int) -> None:
-        """Raise in every process if there are too many; ``new`` is the sum over all of them."""
-        if self._too_many(len(self._known) + new):
-            self.merge(others)
-            self._check(len(self))
-
-    def merge(self, others: Others) -> None:
-        """Let every process know what each has found."""
-        for found in others.gather(list(self._new.values())):
-            for bad in found:
-                self._known.setdefault(bad.path, bad)
-        self._new.clear()
-
-    def _too_many(self, count: int) -> bool:
-        return count / self.total > self.share
-
-    def _check(self, count: int) -> None:
-        if self._too_many(count):
-            first = "; ".join(f"{bad.path} ({bad.reason})" for bad in self.images[:_SHOWN])
-            raise UserError(
-                f"{count} of {self.total} images cannot be read, more than the {self.share:.1%} allowed: "
-                f"{first}{'; …' if count > _SHOWN else ''}. Repair or remove them, or allow a larger share"
-            )
+def _check_pixels(image: Image.Image, name: str) -> None:
+    """Reject an image that would take too much memory; only its header has been read."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        limit = MAX_PIXELS // 1_000_000
+        raise BadImage(name, f"too large: {width}×{height} is more than {limit} megapixels; downscale it")

@@ -1,77 +1,66 @@
-"""Images with objects on them: what every detection dataset is, and how one is opened by name."""
+"""Detection data: images with objects, resizing both together, and batches of them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional
 
-from visualtokens.data.base import Share, Split, generator
-from visualtokens.data.batch import Key, share_from_worker
-from visualtokens.data.catalog import open_dataset
+from visualtokens.data.base import AnnotatedImages, Share
+from visualtokens.data.batch import ImageBatch
 from visualtokens.data.decode import BadImage
-from visualtokens.data.loader import Items, Loader, load_items
+from visualtokens.data.loader import Loader, Pipeline, load_items
 from visualtokens.data.scenes import DigitScenes
 from visualtokens.errors import UserError, unknown
 
-KINDS = ("digit_scenes", "coco")
+SIZING_PRESETS = ("none", "photo", "multiscale")
+MIN_BOX_SIDE = 1.0  # pixels of the resized image; smaller objects are not trained on
 
 
 @dataclass(frozen=True, eq=False)
 class Objects:
-    """The n objects on one image."""
+    """The n objects of one image."""
 
     boxes: Tensor  # (n, 4) float32: left, top, right, bottom in pixels; right - left is the width
-    labels: Tensor  # (n,) int64: which of the dataset's classes
-    masks: Tensor | None  # (n, H, W) bool: the visible pixels; None where nobody asked for them
-    crowd: Tensor  # (n,) bool: a region of many that nobody told apart; not to be learned, nor judged
-    area: Tensor  # (n,) float32: pixels, by which COCO tells small objects from large ones
+    labels: Tensor  # (n,) int64: class of each object
+    masks: Tensor | None  # (n, H, W) bool: visible pixels; None for a detector of boxes
+    crowd: Tensor  # (n,) bool: a region of many objects, excluded from training and evaluation
+    area: Tensor  # (n,) float32: pixels; separates COCO's small, medium and large objects
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, which: Tensor) -> Objects:
-        """Some of the objects, by index or by a bool for each."""
+        """A subset of the objects, by index or by a bool mask ``(n,)``."""
         masks = None if self.masks is None else self.masks[which]
         return Objects(self.boxes[which], self.labels[which], masks, self.crowd[which], self.area[which])
 
-    def to(self, device: torch.device) -> Objects:
-        masks = None if self.masks is None else self.masks.to(device, non_blocking=True)
-        return replace(
-            self,
-            boxes=self.boxes.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-            masks=masks,
-        )
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Objects:
+        """The objects with the targets of the loss (boxes, labels, masks) on the device."""
+        return self._targets(lambda target: target.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Objects:
+        """The objects with the targets of the loss in page-locked memory."""
+        return self._targets(Tensor.pin_memory)
 
     def tensors(self) -> list[Tensor]:
+        """All tensors of the record."""
         masks = [] if self.masks is None else [self.masks]
         return [self.boxes, self.labels, self.crowd, self.area, *masks]
 
+    def _targets(self, function: Callable[[Tensor], Tensor]) -> Objects:
+        masks = None if self.masks is None else function(self.masks)
+        return replace(self, boxes=function(self.boxes), labels=function(self.labels), masks=masks)
 
-class DetectionDataset(Dataset[tuple[Image.Image, Objects]], ABC):
-    """RGB images, each with its objects, possibly none. One that cannot be read raises ``BadImage``."""
 
-    classes: list[str]
-    spec: str  # what `open_detection` makes it from
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __getitem__(self, index: int) -> tuple[Image.Image, Objects]: ...
-
-    @abstractmethod
-    def path(self, index: int) -> str:
-        """How to name an item to a person: a file, or a row such as ``digit_scenes/val[17]``."""
+class DetectionDataset(AnnotatedImages[Objects]):
+    """RGB images, each with its objects, possibly none."""
 
 
 class SceneObjects(DetectionDataset):
@@ -97,156 +86,12 @@ class SceneObjects(DetectionDataset):
         return self.scenes.path(index)
 
 
-def open_detection(spec: str, split: Split, *, masks: bool = True, seed: int = 0) -> DetectionDataset:
-    """The detection dataset that ``spec`` names.
-
-    ======================  =================================================================
-    ``digit_scenes``        handwritten digits on cluttered canvases of 128×128
-    ``digit_scenes:96x160`` the same, 96 high and 160 wide
-    ``coco:/path``          COCO's layout, see :class:`~visualtokens.data.coco.CocoObjects`
-    ======================  =================================================================
-
-    ``masks=False`` leaves the masks out, for a detector of boxes. ``seed`` decides which scenes
-    ``digit_scenes`` makes.
-    """
-    kind, _, rest = spec.partition(":")
-    if kind == "digit_scenes":
-        return SceneObjects(cast(DigitScenes, open_dataset(spec, split, seed=seed)), masks=masks)
-    if kind == "coco":
-        from visualtokens.data.coco import CocoObjects
-
-        if not rest:
-            raise UserError(f"{spec!r} names no path; write 'coco:/path'")
-        return CocoObjects(rest, split, masks=masks)
-    raise unknown("detection dataset", kind, KINDS)
-
-
-# What a loader of detection images hands out.
-
-
-@dataclass(frozen=True, eq=False)
-class DetectionItem:
-    """One image on its way into a batch."""
-
-    image: Tensor
-    objects: Objects
-    index: int
-
-
-@dataclass(frozen=True, eq=False)
-class DetectionBatch:
-    """The readable images of a batch, possibly none, each of its own size, and what was wrong with others."""
-
-    images: tuple[Tensor, ...]  # (3, H, W) uint8
-    objects: tuple[Objects, ...]
-    index: Tensor  # (B,) int64: the item of the dataset
-    bad: tuple[BadImage, ...]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def to(self, device: torch.device, *, memory_format: torch.memory_format) -> DetectionBatch:
-        """Images, boxes, labels and masks on the device; the detector decides the order of its own batch."""
-        return replace(
-            self,
-            images=tuple(image.to(device, non_blocking=True) for image in self.images),
-            objects=tuple(each.to(device) for each in self.objects),
-        )
-
-    def split(self, parts: int) -> list[DetectionBatch]:
-        """Divide the images into several batches; the first one takes ``bad`` along."""
-        if parts == 1:
-            return [self]
-        pieces = []
-        for part in range(parts):
-            places = Share(part, parts).of(len(self)).tolist()
-            pieces.append(
-                DetectionBatch(
-                    tuple(self.images[i] for i in places),
-                    tuple(self.objects[i] for i in places),
-                    self.index[places],
-                    () if part else self.bad,
-                )
-            )
-        return pieces
-
-    def pin_memory(self) -> DetectionBatch:
-        """In memory from which a GPU copies without waiting; ``DataLoader`` asks for it."""
-        return replace(self, images=tuple(image.pin_memory() for image in self.images))
-
-
-def collate(items: list[DetectionItem | BadImage]) -> DetectionBatch:
-    """Makes one batch of items and of what could not be read."""
-    good = [item for item in items if isinstance(item, DetectionItem)]
-    batch = DetectionBatch(
-        tuple(item.image for item in good),
-        tuple(item.objects for item in good),
-        torch.tensor([item.index for item in good], dtype=torch.int64),
-        tuple(item for item in items if isinstance(item, BadImage)),
-    )
-    share_from_worker((*batch.images, *(t for each in batch.objects for t in each.tensors()), batch.index))
-    return batch
-
-
-# Batches of images with objects.
-
-
-def create_detection_loader(
-    dataset: DetectionDataset,
-    *,
-    batch: int,
-    sizing: Sizing | None,
-    seed: int = 0,
-    workers: int = 0,
-    share: Share | None = None,
-    pin_memory: bool = False,
-) -> Loader[DetectionBatch]:
-    """A loader of :class:`DetectionBatch`.
-
-    To train, images come shuffled and changed as ``sizing`` says, each by random numbers that depend on
-    ``seed``, epoch and item only, with the objects that can be learned. To judge, ``sizing=None``: in
-    order, unchanged, with all objects. An image that cannot be read, or whose annotation cannot be used,
-    is listed in ``bad`` and not replaced.
-    """
-    return load_items(
-        _Items(dataset, sizing, seed),
-        collate,
-        count=len(dataset),
-        batch=batch,
-        train=sizing is not None,
-        seed=seed,
-        workers=workers,
-        share=share or Share(),
-        pin_memory=pin_memory,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Items(Items[DetectionItem]):
-    dataset: DetectionDataset
-    sizing: Sizing | None
-    seed: int
-
-    def make(self, key: Key) -> DetectionItem:
-        image, objects = self.dataset[key.index]
-        if self.sizing is None:
-            return DetectionItem(*as_is(image, objects), key.index)
-        rng = generator(self.seed, key.epoch, key.index)
-        return DetectionItem(*self.sizing(image, objects, rng), key.index)
-
-
-# Image and objects changed together: resized, mirrored, cut to what can be learned.
-
-PRESETS = ("none", "photo", "multiscale")
-SMALLEST_SIDE = 1.0  # of a box that can be learned, in pixels of the resized image
-
-
 @dataclass(frozen=True)
 class Sizing:
-    """How training images are resized and mirrored.
+    """Random resizing and flipping of training images, with their objects.
 
-    The short side becomes one of ``short``, drawn for each image, unless the long side would then exceed
-    ``long``. Mirroring is off unless asked for: a digit in the mirror is another sign.
+    The short side is drawn from ``short`` for each image, and reduced where the long side would exceed
+    ``long``. Flips are off by default: mirrored digits have another meaning, or none.
     """
 
     short: tuple[int, ...] = (800,)
@@ -263,18 +108,21 @@ class Sizing:
 
     @classmethod
     def preset(cls, name: str, *, short: int, long: int) -> Sizing:
-        """By name: ``none``; ``photo``, which mirrors half of the images; ``multiscale``, which also draws
-        the short side from 0.6 times ``short`` on in steps of 32 pixels, 480 to 800 for COCO."""
-        if name not in PRESETS:
-            raise unknown("augmentation of detection", name, PRESETS)
-        first = min(short, round(0.6 * short))
-        sides = tuple(range(short, first - 1, -32)) if name == "multiscale" else (short,)
+        """The preset ``none``, ``photo`` (with flips) or ``multiscale`` (with flips and several short sides).
+
+        The short sides of ``multiscale`` are ``short`` and smaller ones in steps of 32 pixels, down to 0.6
+        times ``short``: 480 to 800 for COCO.
+        """
+        if name not in SIZING_PRESETS:
+            raise unknown("augmentation of detection", name, SIZING_PRESETS)
+        lowest = min(short, round(0.6 * short))
+        sides = tuple(range(short, lowest - 1, -32)) if name == "multiscale" else (short,)
         return cls(tuple(sorted(sides)), long, 0.0 if name == "none" else 0.5)
 
     def __call__(
         self, image: Image.Image, objects: Objects, rng: np.random.Generator
     ) -> tuple[Tensor, Objects]:
-        """The image ``(3, H, W)`` uint8, and those of its objects that can be learned, where they now are."""
+        """The resized image ``(3, H, W)`` uint8, and its objects without crowds and vanishing boxes."""
         before = (image.height, image.width)
         size = fit(before, short=int(rng.choice(self.short)), long=self.long)
         parts = [image, tv_tensors.BoundingBoxes(objects.boxes, format="XYXY", canvas_size=before)]
@@ -286,29 +134,81 @@ class Sizing:
         boxes = functional.clamp_bounding_boxes(parts[1]).as_subclass(Tensor)
         masks = None if objects.masks is None else parts[2].as_subclass(Tensor)
         moved = replace(objects, boxes=boxes, masks=masks)
-        return functional.pil_to_tensor(parts[0]), moved.take(_learnable(moved))
+        sides = boxes[:, 2:] - boxes[:, :2]  # (n, 2)
+        trainable = ~objects.crowd & (sides >= MIN_BOX_SIDE).all(1)  # (n,)
+        return functional.pil_to_tensor(parts[0]), moved.take(trainable)
 
 
 def fit(size: tuple[int, int], *, short: int, long: int) -> tuple[int, int]:
-    """``size`` (H, W) with its short side at ``short``, or less where the long one would exceed ``long``.
+    """``size`` (H, W) scaled to a short side of ``short``, or less where the long side would exceed ``long``.
 
-    No side becomes less than one pixel, however thin the image is.
+    No side becomes less than one pixel.
     """
     scale = min(short / min(size), long / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def _learnable(objects: Objects) -> Tensor:
-    """Which are single objects (no crowd) and not too small."""
-    sides = objects.boxes[:, 2:] - objects.boxes[:, :2]  # (n, 2)
-    return ~objects.crowd & (sides >= SMALLEST_SIDE).all(1)
-
-
-def as_is(image: Image.Image, objects: Objects) -> tuple[Tensor, Objects]:
-    """For evaluation: the image ``(3, H, W)`` uint8 and all its objects, unchanged."""
-    return functional.pil_to_tensor(image), objects
-
-
 def to_floats(image: Tensor) -> Tensor:
-    """uint8 to what detectors take: 0 to 1."""
+    """The input of a detector: uint8 pixels scaled to 0 to 1."""
     return functional.to_dtype(image, torch.float32, scale=True)
+
+
+@dataclass(frozen=True, eq=False)
+class DetectionBatch(ImageBatch):
+    """Images of different sizes with their objects."""
+
+    images: tuple[Tensor, ...]  # (3, H, W) uint8 each
+    objects: tuple[Objects, ...]
+    index: Tensor
+    bad: tuple[BadImage, ...]
+
+    on_device = ("images", "objects")
+
+
+@dataclass(frozen=True)
+class DetectionPipeline(Pipeline[Objects, tuple[Tensor, Objects], DetectionBatch]):
+    """Resized images with the objects to train on; without ``sizing``, unchanged images with all objects."""
+
+    sizing: Sizing | None
+
+    def prepare(
+        self, image: Image.Image, objects: Objects, rng: np.random.Generator
+    ) -> tuple[Tensor, Objects]:
+        if self.sizing is None:
+            return functional.pil_to_tensor(image), objects
+        return self.sizing(image, objects, rng)
+
+    def collate(
+        self, prepared: list[tuple[Tensor, Objects]], index: Tensor, bad: tuple[BadImage, ...]
+    ) -> DetectionBatch:
+        images, objects = tuple(image for image, _ in prepared), tuple(objects for _, objects in prepared)
+        return DetectionBatch(images, objects, index, bad)
+
+
+def create_detection_loader(
+    dataset: DetectionDataset,
+    *,
+    batch: int,
+    sizing: Sizing | None,
+    seed: int = 0,
+    workers: int = 0,
+    share: Share | None = None,
+    pin_memory: bool = False,
+) -> Loader[DetectionBatch]:
+    """A loader of :class:`DetectionBatch`.
+
+    With ``sizing``, for training: images are shuffled, resized and flipped with random numbers that depend on
+    ``seed``, epoch and item only. With ``sizing=None``, for evaluation: in order and unchanged, with all
+    objects. An image that cannot be read, or whose annotation cannot be used, is listed in ``bad`` and not
+    replaced.
+    """
+    return load_items(
+        dataset,
+        DetectionPipeline(sizing),
+        batch=batch,
+        train=sizing is not None,
+        seed=seed,
+        workers=workers,
+        share=share or Share(),
+        pin_memory=pin_memory,
+    )

@@ -13,11 +13,11 @@ from visualtokens.errors import UserError
 
 
 class ImageFolder(ImageDataset):
-    """One folder per class; the classes are those of ``train/``, sorted by name.
+    """One folder per class; the classes are the folders in ``train/``, sorted by name.
 
-    A file counts as an image by its extension alone, so one that cannot be read is reported, not
-    overlooked. Folders whose name starts with a dot, and anything beside ``train/`` and ``val/``, are
-    left alone. Folders inside a class folder belong to that class.
+    Images are recognised by their extension, so that an unreadable one is reported and not skipped silently.
+    Folders inside a class folder belong to that class. Folders with a leading dot, and anything beside
+    ``train/`` and ``val/``, are ignored.
     """
 
     def __init__(self, root: str | Path, split: Split) -> None:
@@ -27,7 +27,7 @@ class ImageFolder(ImageDataset):
         self.spec = f"folder:{root}"
         self.classes = _class_names(base / "train")
         if split == "val":
-            _check_known(_class_names(base / "val"), self.classes, base)
+            _check_known_classes(_class_names(base / "val"), self.classes, base)
         self.files: list[str] = []
         self.labels: list[int] = []
         for label, name in enumerate(self.classes):
@@ -56,12 +56,12 @@ def _check_layout(base: Path, split: Split) -> None:
     if not base.is_dir():
         what = "is a file, not a folder" if base.exists() else "does not exist"
         raise UserError(f"{base} {what}; {expected}")
-    for needed in dict.fromkeys(("train", split)):  # the classes are always those of train/
+    for needed in dict.fromkeys(("train", split)):  # train/ defines the classes
         if not (base / needed).is_dir():
-            raise UserError(f"{base} has no {needed}/ folder, only {_found(base)}; {expected}")
+            raise UserError(f"{base} has no {needed}/ folder, only {_describe_content(base)}; {expected}")
 
 
-def _found(base: Path) -> str:
+def _describe_content(base: Path) -> str:
     names = [f"{name}/" for name in _subfolders(base)]
     if not names:
         return "no folders at all"
@@ -71,10 +71,10 @@ def _found(base: Path) -> str:
 
 
 def _class_names(folder: Path) -> list[str]:
-    loose = sorted(entry.name for entry in folder.iterdir() if _is_image(entry.name) and entry.is_file())
-    if loose:
+    stray = sorted(entry.name for entry in folder.iterdir() if _is_image(entry.name) and entry.is_file())
+    if stray:
         raise UserError(
-            f"{folder} holds images outside class folders, such as {loose[0]}; "
+            f"{folder} holds images outside class folders, such as {stray[0]}; "
             "move each into a folder named after its class"
         )
     names = _subfolders(folder)
@@ -83,11 +83,11 @@ def _class_names(folder: Path) -> list[str]:
     return names
 
 
-def _check_known(names: list[str], known: list[str], base: Path) -> None:
-    strangers = [name for name in names if name not in known and _images(base / "val" / name)]
-    if strangers:
+def _check_known_classes(names: list[str], known: list[str], base: Path) -> None:
+    unknown = [name for name in names if name not in known and _images(base / "val" / name)]
+    if unknown:
         raise UserError(
-            f"{base}/val has classes that {base}/train does not know: {', '.join(strangers)}; "
+            f"{base}/val has classes that {base}/train does not have: {', '.join(unknown)}; "
             "add them to train/ or remove them from val/"
         )
 

@@ -1,42 +1,48 @@
-"""Batches of a dataset that are the same whatever the number of workers."""
+"""Loaders: batches of a dataset, identical for any number of worker processes and threads."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import io
+import os
+import signal
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
-from visualtokens.data.base import ImageDataset, ImageStream, Share, generator
-from visualtokens.data.batch import (
-    Batch,
-    Collate,
-    Item,
-    Key,
-    Order,
-    check_loading,
-    prepare,
-    settle_worker,
-    thread_pool,
+from visualtokens.data.base import (
+    AnnotatedImages,
+    Encoded,
+    ImageDataset,
+    ImageStream,
+    Share,
+    check_seed,
+    generator,
 )
-from visualtokens.data.decode import BadImage
-from visualtokens.data.shards import create_stream_loader
-from visualtokens.data.transforms import Augment, Preprocess, as_augment
+from visualtokens.data.batch import Batch, ImageBatch
+from visualtokens.data.decode import BadImage, decode_image
+from visualtokens.data.transforms import PRESETS, Augment, Preprocess, as_augment, pixels
 from visualtokens.errors import UserError
 
-# Batches of any kind of item, epoch by epoch, the same whatever the number of workers.
+T = TypeVar("T")  # the annotation of an image
+P = TypeVar("P")  # an image with its annotation after preparation, ready to be stacked
+B = TypeVar("B", bound=ImageBatch)
 
-I = TypeVar("I")  # noqa: E741  an item on its way into a batch
-B = TypeVar("B")  # a batch
 
-
-class Place(Protocol):
-    """Holds where in its epochs a loader is."""
+class Position(Protocol):
+    """Epoch and first batch of the next iteration."""
 
     epoch: int
     start: int
@@ -47,93 +53,82 @@ class Place(Protocol):
 class Loader(Generic[B]):
     """Iterates over the batches of one epoch."""
 
-    def __init__(self, batches: DataLoader[Any], place: Place) -> None:
+    def __init__(self, batches: DataLoader[Any], position: Position) -> None:
         self._batches = batches
-        self._place = place
+        self._position = position
 
     def set_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Choose the epoch that the next iteration gives, and with which of its batches it begins.
+        """Select the epoch of the next iteration, and its first batch.
 
-        The epoch decides the order and the random changes. Batches before ``start`` cost nothing.
+        The epoch determines order and augmentation. Batches before ``start`` cost nothing.
         """
         if epoch < 0:
             raise UserError(f"epoch={epoch} is negative; the first epoch is 0")
         if not 0 <= start <= len(self):
             raise UserError(f"start={start} is not one of the {len(self)} batches of an epoch")
-        self._place.epoch, self._place.start = epoch, start
+        self._position.epoch, self._position.start = epoch, start
 
     def __len__(self) -> int:
-        """The batches of a whole epoch, the same number for every share."""
-        return len(self._place)
+        """The number of batches of a whole epoch, the same for every share."""
+        return len(self._position)
 
     def __iter__(self) -> Iterator[B]:
-        # Workers are forked here, and must not collect the garbage that this process left: freeing an AVIF
-        # decoder waits for its threads, which are not there in a fork, and the worker would hang.
+        # Workers are forked here and must not collect garbage of this process: freeing an AVIF decoder waits
+        # for its threads, which do not exist in a fork, and the worker would hang.
         gc.freeze()
         try:
-            return iter(self._batches)
+            with _sigterm_blocked():
+                return iter(self._batches)
         finally:
             gc.unfreeze()
 
 
-class Items(Dataset["I | BadImage"], ABC, Generic[I]):
-    """Items of a dataset, made ready for a batch."""
+class Pipeline(ABC, Generic[T, P, B]):
+    """From annotated images to the batches of one task."""
 
     @abstractmethod
-    def make(self, key: Key) -> I:
-        """One item; ``BadImage`` if it cannot be read."""
+    def prepare(self, image: Image.Image, annotation: T, rng: np.random.Generator) -> P:
+        """Image and annotation at the model's size, augmented with random numbers of ``rng``."""
 
-    def __getitem__(self, key: Key) -> I | BadImage:
-        try:
-            return self.make(key)
-        except BadImage as bad:
-            # A new one, because a caught one keeps the decoder's frames alive through its traceback.
-            return BadImage(bad.path, bad.reason)
+    @abstractmethod
+    def collate(self, prepared: list[P], index: Tensor, bad: tuple[BadImage, ...]) -> B:
+        """The batch of prepared images, possibly none; ``index (B,)`` are their positions in the dataset."""
 
-    def __getitems__(self, keys: list[Key]) -> list[I | BadImage]:
-        """The items of a batch. Without workers, all cores prepare it, as nothing else runs meanwhile."""
-        threads = 1 if get_worker_info() else min(torch.get_num_threads(), len(keys))
-        if threads <= 1:
-            return self._every(keys)
-        size = -(-len(keys) // threads)
-        pieces = [keys[start : start + size] for start in range(0, len(keys), size)]
-        return list(chain.from_iterable(thread_pool(threads).map(self._every, pieces)))
-
-    def _every(self, keys: list[Key]) -> list[I | BadImage]:
-        return [self[key] for key in keys]
+    def batch(self, items: Sequence[tuple[int, P] | BadImage]) -> B:
+        """The batch of indexed items and errors: ``collate_fn`` of a ``DataLoader``."""
+        good = [item for item in items if not isinstance(item, BadImage)]
+        bad = tuple(item for item in items if isinstance(item, BadImage))
+        index = torch.tensor([i for i, _ in good], dtype=torch.int64)
+        batch = self.collate([prepared for _, prepared in good], index, bad)
+        batch.share_from_worker()
+        return batch
 
 
-def load_items(
-    items: Items[I],
-    collate: Callable[[list[I | BadImage]], B],
-    *,
-    count: int,
-    batch: int,
-    train: bool,
-    seed: int,
-    workers: int,
-    share: Share,
-    pin_memory: bool,
-) -> Loader[B]:
-    """A loader of what ``collate`` makes of several of the ``count`` items.
+@dataclass(frozen=True)
+class ClassificationPipeline(Pipeline[int, tuple[Tensor, int, np.random.Generator], Batch]):
+    """Augmented, resized and normalised images with their labels."""
 
-    To train, they come in an order that ``seed`` and epoch decide; to judge, in their own. Several processes
-    that train together take a ``share`` each of every batch.
-    """
-    check_loading(batch=batch, seed=seed, workers=workers, share=share)
-    order = Order(count, batch, seed if train else None, share)
-    batches: DataLoader[Any] = DataLoader(
-        items,
-        batch_sampler=order,
-        num_workers=workers,
-        collate_fn=collate,
-        persistent_workers=workers > 0,
-        pin_memory=pin_memory,
-        worker_init_fn=settle_worker,
-        # Without its own generator, DataLoader draws from torch's global one.
-        generator=torch.Generator().manual_seed(0),
-    )
-    return Loader(batches, order)
+    preprocess: Preprocess
+    augment: Augment
+
+    def prepare(
+        self, image: Image.Image, label: int, rng: np.random.Generator
+    ) -> tuple[Tensor, int, np.random.Generator]:
+        return pixels(self.augment(image, self.preprocess, rng)), label, rng
+
+    def collate(
+        self,
+        prepared: list[tuple[Tensor, int, np.random.Generator]],
+        index: Tensor,
+        bad: tuple[BadImage, ...],
+    ) -> Batch:
+        empty = torch.empty(0, *self.preprocess.size, 3, dtype=torch.uint8)
+        values = torch.stack([image for image, _, _ in prepared]) if prepared else empty  # (B, H, W, 3)
+        images = self.preprocess.normalise(values)  # (B, 3, H, W)
+        for image, (_, _, rng) in zip(images, prepared, strict=True):
+            self.augment.random_erasing(image, rng)
+        labels = torch.tensor([label for _, label, _ in prepared], dtype=torch.int64)
+        return Batch(images, labels, index, bad)
 
 
 def create_loader(
@@ -150,54 +145,254 @@ def create_loader(
 ) -> Loader[Batch]:
     """A loader of :class:`Batch`.
 
-    To train, items come shuffled and augmented, each by random numbers that depend on ``seed``, epoch
-    and item only; to evaluate, in order and unchanged. No random state outside is read or moved. Every
-    item appears once per epoch, so the last batch may be smaller; one that cannot be read is listed in
+    For training, items are shuffled and augmented with random numbers that depend on ``seed``, epoch and item
+    only; for evaluation, they come in order and unchanged. No global random state is read or modified. Every
+    item appears once per epoch, so the last batch may be smaller; an unreadable item is listed in
     ``Batch.bad`` and not replaced. ``augment`` is an :class:`Augment` or a preset: none, digits, photo,
     imagenet, cifar.
 
-    Several processes that train together take a ``share`` each of every batch; a share of the last one
-    may be empty. A stream (tar shards) is shared by whole shards instead: random numbers then depend on
-    the share and the worker too, and to train, every batch is full.
+    Processes that train together each load a ``share`` of every batch; that of the last batch may be empty.
+    A stream (tar shards) is divided by whole shards instead: random numbers then also depend on the share and
+    the worker, and in training every batch is full.
     """
-    changes = as_augment(augment)
-    if not train and changes != Augment():
+    chosen = as_augment(augment, PRESETS)
+    if not train and chosen != Augment():
         raise UserError(f"augment={augment!r} is for training only; leave it out when train=False")
-    share = share or Share()
-    if isinstance(dataset, ImageStream):
-        loader, batches = create_stream_loader(
-            dataset,
-            preprocess,
-            batch=batch,
-            train=train,
-            seed=seed,
-            workers=workers,
-            augment=changes,
-            share=share,
-            pin_memory=pin_memory,
-        )
-        return Loader(loader, batches)
-    return load_items(
-        _Items(dataset, preprocess, changes, seed),
-        Collate(preprocess),
-        count=len(dataset),
+    pipeline = ClassificationPipeline(preprocess, chosen)
+    options: dict[str, Any] = dict(
         batch=batch,
         train=train,
         seed=seed,
         workers=workers,
-        share=share,
+        share=share or Share(),
         pin_memory=pin_memory,
     )
+    if isinstance(dataset, ImageStream):
+        return load_stream(dataset, pipeline, **options)
+    return load_items(dataset, pipeline, **options)
+
+
+@dataclass(frozen=True)
+class Key:
+    """Identifies an augmented item. The epoch is part of it because workers outlive an epoch."""
+
+    epoch: int
+    index: int
+
+
+def load_items(
+    dataset: AnnotatedImages[T],
+    pipeline: Pipeline[T, Any, B],
+    *,
+    batch: int,
+    train: bool,
+    seed: int,
+    workers: int,
+    share: Share,
+    pin_memory: bool,
+) -> Loader[B]:
+    """A loader of a dataset with random access: shuffled by seed and epoch for training, else in order."""
+    _check_options(batch=batch, seed=seed, workers=workers, share=share)
+    order = BatchOrder(len(dataset), batch, seed if train else None, share)
+    batches = _data_loader(
+        PreparedItems(dataset, pipeline, seed),
+        batch_sampler=order,
+        collate_fn=pipeline.batch,
+        persistent_workers=workers > 0,
+        num_workers=workers,
+        pin_memory=pin_memory,
+    )
+    return Loader(batches, order)
+
+
+class BatchOrder(Sampler[list[Key]]):
+    """The keys of each batch of one share; shuffled for every epoch if there is a seed."""
+
+    def __init__(self, items: int, batch: int, seed: int | None, share: Share) -> None:
+        self.items = items
+        self.batch = batch
+        self.seed = seed
+        self.share = share
+        self.epoch = 0
+        self.start = 0
+
+    def __len__(self) -> int:
+        return -(-self.items // self.batch)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch = self.epoch
+        order = np.arange(self.items)
+        if self.seed is not None:
+            order = generator(self.seed, epoch).permutation(self.items)
+        for begin in range(self.start * self.batch, self.items, self.batch):
+            whole = order[begin : begin + self.batch]
+            yield [Key(epoch, index) for index in whole[self.share.of(len(whole))].tolist()]
 
 
 @dataclass(frozen=True, eq=False)
-class _Items(Items[Item]):
-    dataset: ImageDataset
-    preprocess: Preprocess
-    augment: Augment
+class PreparedItems(Dataset["tuple[int, P] | BadImage"], Generic[T, P]):
+    """The items of a dataset after the pipeline's ``prepare``."""
+
+    dataset: AnnotatedImages[T]
+    pipeline: Pipeline[T, P, Any]
     seed: int
 
-    def make(self, key: Key) -> Item:
-        image, label = self.dataset[key.index]
+    def __getitem__(self, key: Key) -> tuple[int, P] | BadImage:
         rng = generator(self.seed, key.epoch, key.index)
-        return prepare(image, label, key.index, preprocess=self.preprocess, augment=self.augment, rng=rng)
+        try:
+            return key.index, self.pipeline.prepare(*self.dataset[key.index], rng)
+        except BadImage as bad:
+            # A copy: the traceback of the caught one keeps the decoder's frames alive.
+            return BadImage(bad.path, bad.reason)
+
+    def __getitems__(self, keys: list[Key]) -> list[tuple[int, P] | BadImage]:
+        """The items of a batch; without workers, prepared on all cores, because nothing else runs then."""
+        threads = 1 if get_worker_info() else min(torch.get_num_threads(), len(keys))
+        if threads <= 1:
+            return self._every(keys)
+        size = -(-len(keys) // threads)
+        pieces = [keys[start : start + size] for start in range(0, len(keys), size)]
+        return list(chain.from_iterable(_thread_pool(threads).map(self._every, pieces)))
+
+    def _every(self, keys: list[Key]) -> list[tuple[int, P] | BadImage]:
+        return [self[key] for key in keys]
+
+
+@functools.cache
+def _thread_pool(threads: int) -> ThreadPoolExecutor:
+    """Decoding and resizing release the GIL, so threads run them in parallel."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="images")
+
+
+def load_stream(
+    stream: ImageStream,
+    pipeline: Pipeline[int, Any, B],
+    *,
+    batch: int,
+    train: bool,
+    seed: int,
+    workers: int,
+    share: Share,
+    pin_memory: bool,
+) -> Loader[B]:
+    """A loader of a stream: each worker reads its own shards and fills whole batches."""
+    _check_options(batch=batch, seed=seed, workers=workers, share=share)
+    readers = max(workers, 1)
+    if share.parts * readers > stream.most_shares:
+        raise UserError(
+            f"{stream.spec} has {stream.most_shares} shards for {share.parts} processes of {readers} readers "
+            f"each; give at most workers={stream.most_shares // share.parts}, or make more shards"
+        )
+    if batch % share.parts:
+        raise UserError(f"batch={batch} cannot be divided evenly by {share.parts} processes")
+    source = StreamBatches(stream, pipeline, batch // share.parts, seed if train else None, share, readers)
+    batches = _data_loader(
+        source,
+        batch_size=None,  # the dataset yields batches
+        persistent_workers=False,  # running workers would not see a change of epoch
+        num_workers=workers,
+        pin_memory=pin_memory,
+    )
+    return Loader(batches, source)
+
+
+@dataclass(eq=False)
+class StreamBatches(IterableDataset[B]):
+    """The batches of a stream; batch t of an epoch comes from reader t modulo the number of readers."""
+
+    stream: ImageStream
+    pipeline: Pipeline[int, Any, B]
+    batch: int  # images per batch of this process
+    seed: int | None  # None: in order, each image once
+    share: Share
+    readers: int
+    epoch: int = 0
+    start: int = 0
+
+    def __len__(self) -> int:
+        if self.seed is not None:
+            return -(-len(self.stream) // (self.batch * self.share.parts))
+        return max(self._batches_in_order(part) for part in range(self.share.parts))
+
+    def _batches_in_order(self, part: int) -> int:
+        """Batches of one process that cover its images once, with the same number for every reader."""
+        shares = (self._reader_share(part, reader) for reader in range(self.readers))
+        return self.readers * max(-(-self.stream.count(share) // self.batch) for share in shares)
+
+    def _reader_share(self, part: int, reader: int) -> Share:
+        return Share(part * self.readers + reader, self.share.parts * self.readers)
+
+    def __iter__(self) -> Iterator[B]:
+        worker = get_worker_info()
+        # DataLoader takes the first batch from worker 0, whatever ``start`` is.
+        first = self.start + (worker.id if worker else 0)
+        share = self._reader_share(self.share.part, first % self.readers)
+        images = self._images(share, skip=first // self.readers * self.batch)
+        for _ in range(first, len(self), self.readers):
+            chunk = islice(images, self.batch)
+            yield self.pipeline.batch([self._item(encoded, share, index) for index, encoded in chunk])
+
+    def _images(self, share: Share, *, skip: int) -> Iterator[tuple[int, Encoded]]:
+        if self.seed is None:
+            images = self.stream.read(share)
+        else:
+            images = self.stream.read_shuffled(share, seed=self.seed, epoch=self.epoch)
+        return islice(enumerate(images), skip, None)
+
+    def _item(self, encoded: Encoded, share: Share, index: int) -> tuple[int, Any] | BadImage:
+        try:
+            image = decode_image(io.BytesIO(encoded.data), encoded.name)
+        except BadImage as bad:
+            return BadImage(bad.path, bad.reason)  # without the decoder's frames
+        rng = generator(self.seed or 0, self.epoch, share.part, index)
+        return index, self.pipeline.prepare(image, encoded.label, rng)
+
+
+def _check_options(*, batch: int, seed: int, workers: int, share: Share) -> None:
+    if batch < 1:
+        raise UserError(f"batch={batch} is not a number of images; give at least 1")
+    if workers < 0:
+        raise UserError(f"workers={workers} is negative; 0 loads in this process")
+    check_seed(seed)
+    if batch < share.parts:
+        raise UserError(f"batch={batch} is less than one image for each of {share.parts} processes")
+
+
+def _data_loader(source: Dataset[Any], **options: Any) -> DataLoader[Any]:
+    # Without its own generator, DataLoader draws from torch's global one.
+    seeded = torch.Generator().manual_seed(0)
+    return DataLoader(source, worker_init_fn=_leave_signals_to_parent, generator=seeded, **options)
+
+
+@contextlib.contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Block SIGTERM in this thread, so that all threads of a worker that is forked here have it blocked.
+
+    torch starts threads in a worker before ``worker_init_fn`` runs.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_signals_to_parent(worker: int) -> None:
+    """Set up a worker to outlive signals that are sent to the whole job.
+
+    Ctrl-C, and a scheduler that ends a job, signal every process. The training process finishes its step,
+    for which it needs its workers; they exit on its SIGTERM, or when it exits.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # without it, the sender of a signal is unknown
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_exit_on_sigterm_of, args=(os.getppid(),), daemon=True).start()
+
+
+def _exit_on_sigterm_of(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        continue
+    os._exit(0)

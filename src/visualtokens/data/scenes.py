@@ -1,4 +1,4 @@
-"""Scenes of real digits on cluttered canvases, with everything that detection and segmentation need."""
+"""Synthetic scenes: handwritten digits on cluttered backgrounds, annotated with boxes and masks."""
 
 from __future__ import annotations
 
@@ -18,32 +18,36 @@ from visualtokens.errors import UserError
 
 LENGTHS = {"train": 4000, "val": 500}
 MIN_SIDE = 32
-MOST_DIGITS = 6
-LEAST_VISIBLE = 0.7  # of each digit, however many others lie on it
+MAX_DIGITS = 6
+MIN_VISIBLE = 0.7  # fraction of each digit that later digits leave uncovered
 
-_HEIGHTS = (0.22, 0.5)  # of a digit, as a share of the canvas's short side
-_ATTEMPTS = 12  # at finding a place for one digit
+Colour = tuple[int, int, int]
+Pixels = NDArray[np.floating]  # float32 (H, W, 3) or (H, W), from 0 to 1
+
+_HEIGHTS = (0.22, 0.5)  # of a digit, as a fraction of the canvas's short side
+_ATTEMPTS = 12  # at placing one digit
 _STREAM = {"train": 0, "val": 1}
 _LUMA = np.array((0.299, 0.587, 0.114), np.float32)
+_SUPERSAMPLE = 2  # shapes are drawn at this scale and downsampled, because PIL does not antialias them
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One image and all n digits on it, in the order they were laid down."""
+    """One image and its n digits, from bottom to top."""
 
     image: Image.Image  # RGB
-    labels: Tensor  # (n,) the digit
+    labels: Tensor  # (n,) int64: the digit
     boxes: Tensor  # (n, 4) float32: left, top, right, bottom in pixels; right - left is the width
-    masks: Tensor  # (n, H, W) bool: the visible pixels
-    semantic: Tensor  # (H, W) int64: 0 is background, 1 + digit elsewhere
-    rows: Tensor  # (n,) which row of scikit-learn's digits each one is
+    masks: Tensor  # (n, H, W) bool: visible pixels
+    semantic: Tensor  # (H, W) int64: 0 is background, 1 + d the digit d
+    rows: Tensor  # (n,) int64: row of scikit-learn's digits
 
 
 class DigitScenes(ImageDataset):
-    """Scenes of ``size`` (H, W), made on the fly; scene i depends on ``seed``, split, size and i only.
+    """Scenes of ``size`` (H, W), generated on access; scene i depends on ``seed``, split, size and i only.
 
-    Digits of the train split appear in train scenes only, those of the val split in val scenes only.
-    As a dataset of labelled images, the label is that of the largest visible digit.
+    Training and validation scenes show digits of their own split only. As a classification dataset, the label
+    is the digit with the largest visible area.
     """
 
     def __init__(
@@ -79,13 +83,13 @@ class DigitScenes(ImageDataset):
         return f"digit_scenes/{self.split}[{index}]"
 
     def scene(self, index: int) -> Scene:
-        """Scene number ``index``, always the same one."""
+        """Scene number ``index`` with all annotations."""
         if not 0 <= index < self.length:
             raise IndexError(f"scene {index} of {self.length}")
         rng = generator(self.seed, _STREAM[self.split], index)
         canvas = _Canvas(clutter(rng, self.size))
         labels, rows = [], []
-        for _ in range(rng.integers(1, MOST_DIGITS + 1)):
+        for _ in range(rng.integers(1, MAX_DIGITS + 1)):
             pick = int(rng.integers(len(self._digits)))
             if canvas.add(self._digits.images[pick], rng):
                 labels.append(int(self._digits.labels[pick]))
@@ -105,73 +109,72 @@ class DigitScenes(ImageDataset):
 
 
 class _Canvas:
-    """The pixels so far, and which of them each digit still shows."""
+    """The pixels painted so far, and the visible mask of each digit."""
 
     def __init__(self, background: Image.Image) -> None:
         self.pixels: Pixels = np.asarray(background).astype(np.float32) / 255  # (H, W, 3)
         self.masks: list[NDArray[np.bool_]] = []  # (H, W) each
-        self._whole: list[int] = []  # how many pixels each digit had before others came
+        self._areas: list[int] = []  # pixels of each digit before occlusion
 
     def add(self, digit: NDArray[np.uint8], rng: np.random.Generator) -> bool:
-        """Lay an 8×8 digit on top, unless no place is found that leaves the others visible."""
-        cover = _glyph(digit, rng, min(self.pixels.shape[:2]))  # (h, w)
-        (height, width), (h, w) = self.pixels.shape[:2], cover.shape
+        """Paint an 8×8 digit on top; False if no sampled position leaves the others visible."""
+        opacity = _glyph(digit, rng, min(self.pixels.shape[:2]))  # (h, w)
+        (height, width), (h, w) = self.pixels.shape[:2], opacity.shape
         for _ in range(_ATTEMPTS):
             top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
             mask = np.zeros((height, width), np.bool_)
-            mask[top : top + h, left : left + w] = cover >= 0.5
-            if self._leaves_others(mask):
-                self._paint(cover, top, left, rng)
+            mask[top : top + h, left : left + w] = opacity >= 0.5
+            if self._leaves_others_visible(mask):
+                self._paint(opacity, top, left, rng)
                 self.masks = [other & ~mask for other in self.masks] + [mask]
-                self._whole.append(int(mask.sum()))
+                self._areas.append(int(mask.sum()))
                 return True
         return False
 
     def image(self, rng: np.random.Generator) -> Image.Image:
-        """The canvas under one film of camera noise, so that neither digits nor shapes are flat."""
+        """The canvas with camera noise, so that neither digits nor shapes are flat."""
         noise = rng.standard_normal(self.pixels.shape, np.float32) * np.float32(rng.uniform(0.005, 0.03))
         return Image.fromarray((np.clip(self.pixels + noise, 0, 1) * 255).round().astype(np.uint8))
 
-    def _leaves_others(self, mask: NDArray[np.bool_]) -> bool:
+    def _leaves_others_visible(self, mask: NDArray[np.bool_]) -> bool:
         return all(
-            (other & ~mask).sum() >= LEAST_VISIBLE * whole
-            for other, whole in zip(self.masks, self._whole, strict=True)
+            (other & ~mask).sum() >= MIN_VISIBLE * area
+            for other, area in zip(self.masks, self._areas, strict=True)
         )
 
-    def _paint(self, cover: Pixels, top: int, left: int, rng: np.random.Generator) -> None:
-        h, w = cover.shape
-        self._cast_shadow(cover, top, left, rng)
+    def _paint(self, opacity: Pixels, top: int, left: int, rng: np.random.Generator) -> None:
+        h, w = opacity.shape
+        self._cast_shadow(opacity, top, left, rng)
         under = self.pixels[top : top + h, left : left + w]  # (h, w, 3), a view
-        ink = _ink(under[cover >= 0.5], rng)
+        ink = _ink(under[opacity >= 0.5], rng)
         shade = 1 + np.linspace(0.12, -0.12, h, dtype=np.float32)[:, None, None]  # lit from above
-        under += (np.clip(ink * shade, 0, 1) - under) * cover[..., None]
+        under += (np.clip(ink * shade, 0, 1) - under) * opacity[..., None]
 
-    def _cast_shadow(self, cover: Pixels, top: int, left: int, rng: np.random.Generator) -> None:
+    def _cast_shadow(self, opacity: Pixels, top: int, left: int, rng: np.random.Generator) -> None:
         height, width = self.pixels.shape[:2]
-        reach = max(1, cover.shape[0] // 16)
+        reach = max(1, opacity.shape[0] // 16)
         shadow = Image.new("L", (width, height))
-        shadow.paste(Image.fromarray((cover * 255).astype(np.uint8)), (left + reach, top + reach))
+        shadow.paste(Image.fromarray((opacity * 255).astype(np.uint8)), (left + reach, top + reach))
         dark = np.asarray(shadow.filter(ImageFilter.BoxBlur(reach)), np.float32) / 255
         self.pixels *= 1 - dark[..., None] * np.float32(rng.uniform(0, 0.6))
 
 
 def _glyph(digit: NDArray[np.uint8], rng: np.random.Generator, short_side: int) -> Pixels:
-    """An 8×8 digit as smooth cover (h, w) from 0 to 1: enlarged, turned a little, cut to its ink."""
+    """The opacity ``(h, w)`` of an 8×8 digit, from 0 to 1: enlarged, slightly rotated, cropped to its ink."""
     height = max(14, round(rng.uniform(*_HEIGHTS) * short_side))
     width = round(height * rng.uniform(0.8, 1.05))
     ink = Image.fromarray(np.pad(digit, 1)).resize((width, height), Image.Resampling.BICUBIC)
     ink = ink.rotate(rng.uniform(-15, 15), Image.Resampling.BICUBIC, expand=True)
     strength = np.asarray(ink).astype(np.float32) / 255
-    # The source is blurred by its 8×8 grid: a steep curve around the middle gives it an edge again,
-    # about as wide as one pixel of the canvas.
+    # Enlarging blurs the 8×8 grid; a steep curve around the middle restores edges about one pixel wide.
     steep = max(2.0, height / 10)
-    cover = np.clip((strength - 0.4 * strength.max()) * steep + 0.5, 0, 1)
-    left, top, right, bottom = _tight_box(cover >= 0.5).astype(int)
-    return cover[top:bottom, left:right]
+    opacity = np.clip((strength - 0.4 * strength.max()) * steep + 0.5, 0, 1)
+    left, top, right, bottom = _tight_box(opacity >= 0.5).astype(int)
+    return opacity[top:bottom, left:right]
 
 
 def _ink(under: Pixels, rng: np.random.Generator) -> Pixels:
-    """A vivid colour (3,) that differs in brightness from most of the pixels (n, 3) it will cover."""
+    """A vivid colour ``(3,)`` that differs in brightness from most of the pixels ``under (n, 3)``."""
     brightness = (under * _LUMA).sum(1)  # (n,)
     best, best_share = np.zeros(3, np.float32), -1.0
     for _ in range(12):
@@ -186,21 +189,13 @@ def _ink(under: Pixels, rng: np.random.Generator) -> Pixels:
 
 
 def _tight_box(mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """(left, top, right, bottom) of the true pixels, right and bottom being one past the last."""
+    """(left, top, right, bottom) of the true pixels; right and bottom are exclusive."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return np.array((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1), np.float32)
 
 
-# Backgrounds that are hard to look past: gradients, textures, shapes and strokes, none of them a digit.
-
-Colour = tuple[int, int, int]
-Pixels = NDArray[np.floating]  # float32 (H, W, 3) or (H, W), from 0 to 1
-
-_SUPERSAMPLE = 2  # shapes are drawn this much larger, then shrunk: PIL does not smooth their edges
-
-
 def clutter(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """A random RGB background of ``size`` (H, W)."""
+    """A random RGB background of ``size`` (H, W): gradients, textures, shapes and strokes, no digits."""
     hue = rng.uniform()
     ground = _ground(rng, size, hue)
     for _ in range(rng.integers(1, 3)):
@@ -210,14 +205,14 @@ def clutter(rng: np.random.Generator, size: tuple[int, int]) -> Image.Image:
 
 
 def random_colour(rng: np.random.Generator, hue: float, *, spread: float = 0.5) -> Colour:
-    """A colour whose hue is within ``spread`` of the one given (hues go round from 1 to 0)."""
+    """A colour whose hue is within ``spread`` of the one given (hues wrap around at 1)."""
     around = (hue + rng.uniform(-spread, spread)) % 1
     red, green, blue = colorsys.hsv_to_rgb(around, rng.uniform(0.15, 0.75), rng.uniform(0.2, 0.95))
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
 def smooth_noise(rng: np.random.Generator, size: tuple[int, int], cells: int) -> Pixels:
-    """Noise (H, W) from 0 to 1 without detail finer than 1/``cells`` of the image."""
+    """Noise ``(H, W)`` from 0 to 1 without detail finer than 1/``cells`` of the image."""
     height, width = size
     coarse = rng.random((cells + 1, cells + 1), dtype=np.float32)
     field = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
@@ -226,7 +221,7 @@ def smooth_noise(rng: np.random.Generator, size: tuple[int, int], cells: int) ->
 
 
 def _ground(rng: np.random.Generator, size: tuple[int, int], hue: float) -> Pixels:
-    """Two colours blended by a slope, and a third one in soft clouds."""
+    """A gradient between two colours, with soft clouds of a third."""
     first, second, third = (
         np.array(random_colour(rng, hue, spread=0.15), np.float32) / 255 for _ in range(3)
     )
@@ -237,14 +232,14 @@ def _ground(rng: np.random.Generator, size: tuple[int, int], hue: float) -> Pixe
 
 
 def _along(size: tuple[int, int], angle: float) -> Pixels:
-    """How far each pixel (H, W) lies in a direction, from 0 at the first to 1 at the last."""
+    """The position of each pixel ``(H, W)`` along a direction, from 0 to 1."""
     x, y = _axes(size, angle)
     distance = x + y
     return (distance - distance.min()) / max(np.ptp(distance), 1)
 
 
 def _axes(size: tuple[int, int], angle: float) -> tuple[Pixels, Pixels]:
-    """What the column (1, W) and the row (H, 1) of a pixel add to its distance in a direction."""
+    """The terms of column ``(1, W)`` and row ``(H, 1)`` in the distance of a pixel along a direction."""
     height, width = size
     x = np.arange(width, dtype=np.float32)[None] * np.float32(math.cos(angle))
     y = np.arange(height, dtype=np.float32)[:, None] * np.float32(math.sin(angle))
@@ -252,7 +247,7 @@ def _axes(size: tuple[int, int], angle: float) -> tuple[Pixels, Pixels]:
 
 
 def _add_texture(rng: np.random.Generator, ground: Pixels, hue: float) -> Pixels:
-    """A pattern in another colour, strong in some places and absent in others."""
+    """The ground with a pattern in another colour, of varying strength."""
     size = ground.shape[:2]
     where = np.clip(2.5 * smooth_noise(rng, size, 3) - 0.75, 0, 1)
     weight = (_pattern(rng, size) * where * np.float32(rng.uniform(0.2, 0.6)))[..., None]  # (H, W, 1)
@@ -286,7 +281,7 @@ def _wave(size: tuple[int, int], angle: float, period: float) -> Pixels:
 def _draw_shapes(rng: np.random.Generator, image: Image.Image, hue: float) -> Image.Image:
     width, height = image.size
     large = image.resize((width * _SUPERSAMPLE, height * _SUPERSAMPLE), Image.Resampling.BILINEAR)
-    draw = ImageDraw.Draw(large, "RGBA")  # lets colours be see-through
+    draw = ImageDraw.Draw(large, "RGBA")  # for translucent colours
     for _ in range(rng.integers(5, 11)):
         _draw_blob(rng, draw, large.size, hue)
     for _ in range(rng.integers(2, 6)):
@@ -297,7 +292,7 @@ def _draw_shapes(rng: np.random.Generator, image: Image.Image, hue: float) -> Im
 def _draw_blob(
     rng: np.random.Generator, draw: ImageDraw.ImageDraw, size: tuple[int, int], hue: float
 ) -> None:
-    """A filled polygon, star or ellipse. Filled, because a ring could be read as a zero."""
+    """Draw a polygon, star or ellipse; filled, because a ring resembles a zero."""
     colour = (*random_colour(rng, hue), int(rng.integers(110, 256)))
     radius = rng.uniform(0.04, 0.16) * min(size)
     x, y = rng.uniform(0, size[0]), rng.uniform(0, size[1])
@@ -317,7 +312,7 @@ def _draw_blob(
 def _draw_stroke(
     rng: np.random.Generator, draw: ImageDraw.ImageDraw, size: tuple[int, int], hue: float
 ) -> None:
-    """A wave or zigzag from edge to edge. A shorter stroke could be read as a one or a seven."""
+    """Draw a wave or zigzag from edge to edge; a shorter stroke resembles a one or a seven."""
     colour = (*random_colour(rng, hue), int(rng.integers(140, 256)))
     long, across = max(size), min(size)
     step = np.linspace(-0.1, 1.1, 60)

@@ -1,281 +1,52 @@
-"""Datasets of images with a class per pixel, by the name a command line gives them."""
+"""Segmentation data: images with a class per pixel, augmenting both together, and batches of them."""
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import Dataset
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional
 
-from visualtokens.data.base import Split, check_split
-from visualtokens.data.catalog import open_dataset
-from visualtokens.data.decode import EXTENSIONS, read_image
+from visualtokens.data.base import AnnotatedImages, Share
+from visualtokens.data.batch import ImageBatch
+from visualtokens.data.decode import BadImage
+from visualtokens.data.loader import Loader, Pipeline, load_items
 from visualtokens.data.scenes import DigitScenes
-from visualtokens.data.segmentation_transforms import EXTENSIONS as MASK_EXTENSIONS
-from visualtokens.data.segmentation_transforms import IGNORE, BadAnnotation, Mask, read_mask, renumber
-from visualtokens.errors import UserError, unknown
-
-# What the classes of the public segmentation datasets are called, in the order of their numbers.
-
-PETS = ("pet", "background", "border")
-
-LIP = (
-    *("background", "hat", "hair", "glove", "sunglasses", "upper clothes", "dress", "coat", "socks", "pants"),
-    *("jumpsuits", "scarf", "skirt", "face", "left arm", "right arm", "left leg", "right leg"),
-    *("left shoe", "right shoe"),
+from visualtokens.data.transforms import (
+    COLOUR_LIMITS,
+    RGB,
+    Range,
+    as_augment,
+    check_factors,
+    check_input,
+    check_limit,
+    jitter_colours,
+    normalise,
 )
+from visualtokens.errors import UserError
 
-# The 91 classes of stuff, whose numbers in COCO are 92 to 182.
-COCO_STUFF = (
-    *("banner", "blanket", "branch", "bridge", "building-other", "bush", "cabinet", "cage", "cardboard"),
-    *("carpet", "ceiling-other", "ceiling-tile", "cloth", "clothes", "clouds", "counter", "cupboard"),
-    *("curtain", "desk-stuff", "dirt", "door-stuff", "fence", "floor-marble", "floor-other", "floor-stone"),
-    *("floor-tile", "floor-wood", "flower", "fog", "food-other", "fruit", "furniture-other", "grass"),
-    *("gravel", "ground-other", "hill", "house", "leaves", "light", "mat", "metal", "mirror-stuff", "moss"),
-    *("mountain", "mud", "napkin", "net", "paper", "pavement", "pillow", "plant-other", "plastic"),
-    *("platform", "playingfield", "railing", "railroad", "river", "road", "rock", "roof", "rug", "salad"),
-    *("sand", "sea", "shelf", "sky-other", "skyscraper", "snow", "solid-other", "stairs", "stone", "straw"),
-    *("structural-other", "table", "tent", "textile-other", "towel", "tree", "vegetable", "wall-brick"),
-    *("wall-concrete", "wall-other", "wall-panel", "wall-stone", "wall-tile", "wall-wood", "water-other"),
-    *("waterdrops", "window-blind", "window-other", "wood"),
-)
-
-ADE20K = (
-    *("wall", "building", "sky", "floor", "tree", "ceiling", "road", "bed", "windowpane", "grass", "cabinet"),
-    *("sidewalk", "person", "earth", "door", "table", "mountain", "plant", "curtain", "chair", "car"),
-    *("water", "painting", "sofa", "shelf", "house", "sea", "mirror", "rug", "field", "armchair", "seat"),
-    *("fence", "desk", "rock", "wardrobe", "lamp", "bathtub", "railing", "cushion", "base", "box", "column"),
-    *("signboard", "chest of drawers", "counter", "sand", "sink", "skyscraper", "fireplace", "refrigerator"),
-    *("grandstand", "path", "stairs", "runway", "case", "pool table", "pillow", "screen door", "stairway"),
-    *("river", "bridge", "bookcase", "blind", "coffee table", "toilet", "flower", "book", "hill", "bench"),
-    *("countertop", "stove", "palm", "kitchen island", "computer", "swivel chair", "boat", "bar"),
-    *("arcade machine", "hovel", "bus", "towel", "light", "truck", "tower", "chandelier", "awning"),
-    *("streetlight", "booth", "television receiver", "airplane", "dirt track", "apparel", "pole", "land"),
-    *("bannister", "escalator", "ottoman", "bottle", "buffet", "poster", "stage", "van", "ship", "fountain"),
-    *("conveyer belt", "canopy", "washer", "plaything", "swimming pool", "stool", "barrel", "basket"),
-    *("waterfall", "tent", "bag", "minibike", "cradle", "oven", "ball", "food", "step", "tank"),
-    *("trade name", "microwave", "pot", "animal", "bicycle", "lake", "dishwasher", "screen", "blanket"),
-    *("sculpture", "hood", "sconce", "vase", "traffic light", "tray", "ashcan", "fan", "pier", "crt screen"),
-    *("plate", "monitor", "bulletin board", "shower", "radiator", "glass", "clock", "flag"),
-)
+IGNORE = 255  # the class of pixels that neither loss nor metrics count
+Mask = NDArray[np.uint8]  # (H, W): class of every pixel
 
 
-# Where the datasets of segmentation keep their images and masks, and what the numbers in a mask mean.
+class SegmentationDataset(AnnotatedImages[Mask]):
+    """RGB images with the class of every pixel, 255 where it is ignored.
 
-Table = NDArray[np.int16]
-
-
-@dataclass(frozen=True)
-class Files:
-    """One image and its mask; ``id`` is the path of both inside their folders, without extension."""
-
-    id: str
-    image: str
-    mask: str
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """A dataset on disk."""
-
-    classes: Sequence[str]
-    files: list[Files]
-    table: Table  # the class of every number in a mask, 255 for none, -1 for numbers that may not occur
-    keep_ratio: bool = True  # whether images are seen in their own shape, not stretched to the model's
-
-
-def masks(root: Path, split: Split) -> Layout:
-    """``images/<split>/**.jpg``, ``masks/<split>/**.png``, and ``classes.txt`` with a name per line.
-
-    An image and its mask have the same name. A number in a mask is that of a line, from 0; 255 is ignored.
-    """
-    listed = root / "classes.txt"
-    if not listed.is_file():
-        raise UserError(f"{listed} does not exist; write the name of each class on a line of its own")
-    classes = [line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not 1 <= len(classes) <= IGNORE:
-        raise UserError(f"{listed} names {len(classes)} classes; give from 1 to {IGNORE}")
-    if len(set(classes)) < len(classes):
-        twice = next(name for name in classes if classes.count(name) > 1)
-        raise UserError(f"{listed} names the class {twice!r} twice")
-    files = _pairs(_folder(root, f"images/{split}"), _folder(root, f"masks/{split}"))
-    return Layout(classes, files, _table(len(classes)))
-
-
-def pets(root: Path, split: Split) -> Layout:
-    """``<split>/<breed>/*.jpg`` with ``trimaps/<split>/<breed>/*.png``, or as it is published.
-
-    Published are ``images``, ``annotations/trimaps`` and the lists ``trainval.txt`` and ``test.txt``.
-    """
-    table = _table(3, first=1, ignore=())
-    if (root / "annotations").is_dir():
-        files = _pairs(_folder(root, "images"), _folder(root, "annotations/trimaps"), every_image=False)
-        wanted = _names(root / "annotations" / ("trainval.txt" if split == "train" else "test.txt"))
-        files = [file for file in files if file.id in wanted]
-    else:
-        files = _pairs(_folder(root, split), _folder(root, f"trimaps/{split}"))
-    return Layout(PETS, _some(files, root), table)
-
-
-def ade20k(root: Path, split: Split) -> Layout:
-    """``images/training`` and ``annotations/training``, likewise ``validation``; 0 is ignored."""
-    name = {"train": "training", "val": "validation"}[split]
-    files = _pairs(_folder(root, f"images/{name}"), _folder(root, f"annotations/{name}"))
-    return Layout(ADE20K, files, _table(len(ADE20K), first=1, ignore=(0,)))
-
-
-def cocostuff(root: Path, split: Split) -> Layout:
-    """``train2017`` (or ``images/train2017``) with ``stuffthingmaps/train2017`` (or ``annotations/…``).
-
-    A map holds COCO's number of the class less one: 0 to 90 for things, 91 to 181 for stuff, 255 for none.
-    """
-    year = f"{split}2017"
-    images = _folder(root, year, f"images/{year}")
-    maps = _folder(root, f"stuffthingmaps/{year}", f"annotations/{year}")
-    return Layout(COCO_STUFF, _pairs(images, maps), _table(91, first=91, ignore=(*range(91), IGNORE)))
-
-
-def lip(root: Path, split: Split) -> Layout:
-    """``train_images`` and ``train_segmentations``, alone or inside the folders they are published in.
-
-    Each image is cut around one person; models see it stretched to a square.
-    """
-    images = _folder(root, *_nested("TrainVal_images", f"{split}_images"))
-    parts = _folder(root, *_nested("TrainVal_parsing_annotations", f"{split}_segmentations"))
-    return Layout(LIP, _pairs(images, parts), _table(len(LIP)), keep_ratio=False)
-
-
-LAYOUTS: Mapping[str, Callable[[Path, Split], Layout]] = {
-    "masks": masks,
-    "pets": pets,
-    "ade20k": ade20k,
-    "cocostuff": cocostuff,
-    "lip": lip,
-}
-
-
-def _table(classes: int, *, first: int = 0, ignore: Sequence[int] = (IGNORE,)) -> Table:
-    table = np.full(256, -1, np.int16)
-    table[list(ignore)] = IGNORE
-    table[first : first + classes] = np.arange(classes)
-    return table
-
-
-def _folder(root: Path, *places: str) -> Path:
-    """The first of the places that exists."""
-    for place in places:
-        if (root / place).is_dir():
-            return root / place
-    raise UserError(f"{root} has no folder {' or '.join(places)}")
-
-
-def _nested(outer: str, name: str) -> tuple[str, ...]:
-    return name, f"{outer}/{name}", f"{outer}/{outer}/{name}"
-
-
-def _pairs(images: Path, masks: Path, *, every_image: bool = True) -> list[Files]:
-    """The images with their masks, sorted, so that a number means the same on every machine."""
-    found, marked = _files(images, EXTENSIONS), _files(masks, MASK_EXTENSIONS)
-    without = sorted(set(found) - set(marked))
-    if without and every_image:
-        raise UserError(
-            f"{len(without)} of {len(found)} images in {images} have no mask in {masks}, "
-            f"such as {found[without[0]]}; add {masks / without[0]}.png or remove the image"
-        )
-    return _some([Files(id, found[id], marked[id]) for id in sorted(set(found) & set(marked))], images)
-
-
-def _some(files: list[Files], folder: Path) -> list[Files]:
-    if not files:
-        raise UserError(f"{folder} holds no images with masks")
-    return files
-
-
-def _files(folder: Path, extensions: frozenset[str]) -> dict[str, str]:
-    """The files below a folder by their path in it without extension."""
-    found: dict[str, str] = {}
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            stem, extension = os.path.splitext(name)
-            if extension.lower() not in extensions or name.startswith("."):
-                continue
-            path = os.path.join(parent, name)
-            id = os.path.relpath(os.path.join(parent, stem), folder)
-            if id in found:
-                raise UserError(f"{path} and {found[id]} have the same name; rename one of them")
-            found[id] = path
-    return found
-
-
-def _names(listed: Path) -> set[str]:
-    """The first word of every line."""
-    if not listed.is_file():
-        raise UserError(f"{listed} does not exist; it lists the images of the split")
-    lines = listed.read_text(encoding="utf-8").splitlines()
-    return {line.split()[0] for line in lines if line.strip() and not line.startswith("#")}
-
-
-KINDS = ("digit_scenes", *LAYOUTS)
-
-
-class SegmentationDataset(Dataset[tuple[Image.Image, Mask]], ABC):
-    """RGB images with the class of every pixel, ``(H, W)`` uint8; 255 where there is none.
-
-    An item that cannot be read raises ``BadImage``, or ``BadAnnotation`` if its mask is at fault.
+    An item with an unusable mask raises ``BadAnnotation``.
     """
 
-    classes: list[str]
-    spec: str  # what `open_segmentation` makes it from
-    keep_ratio: bool = True  # whether models see images in their own shape, not stretched to their size
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __getitem__(self, index: int) -> tuple[Image.Image, Mask]: ...
-
-    @abstractmethod
-    def path(self, index: int) -> str:
-        """How to name an item to a person: a file, or a number such as ``digit_scenes[17]``."""
-
-
-class MaskFiles(SegmentationDataset):
-    """Image files and beside each a file whose pixels are numbers of classes."""
-
-    def __init__(self, layout: Layout, *, spec: str) -> None:
-        self.spec = spec
-        self.classes = list(layout.classes)
-        self.files = layout.files
-        self.table = layout.table
-        self.keep_ratio = layout.keep_ratio
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, Mask]:
-        file = self.files[index]
-        image = read_image(file.image)
-        values = read_mask(file.mask, image_id=file.id)
-        height, width = values.shape
-        if image.size != (width, height):
-            why = f"{width}×{height}, but {file.image} is {image.width}×{image.height}"
-            raise BadAnnotation(file.mask, file.id, "size", why)
-        return image, renumber(values, self.table, path=file.mask, image_id=file.id)
-
-    def path(self, index: int) -> str:
-        return self.files[index].image
+    keep_ratio: bool = True  # False: models see images stretched to their input size
 
 
 class SceneMasks(SegmentationDataset):
-    """The embedded scenes of digits: background, and a class for each digit."""
+    """The digits of :class:`DigitScenes` as classes, and the background."""
 
     def __init__(self, scenes: DigitScenes) -> None:
         self.spec = scenes.spec
@@ -293,45 +64,238 @@ class SceneMasks(SegmentationDataset):
         return self.scenes.path(index)
 
 
-def open_segmentation(spec: str, split: Split, *, seed: int = 0) -> SegmentationDataset:
-    """The dataset that ``spec`` names.
-
-    ======================  ==================================================================
-    ``digit_scenes``        digits on cluttered canvases of 128×128, embedded
-    ``digit_scenes:96x160`` the same, 96 high and 160 wide
-    ``masks:/path``         ``images/train/*.jpg``, ``masks/train/*.png``, ``classes.txt``
-    ``pets:/path``          Oxford-IIIT Pet with its trimaps: pet, background, border
-    ``ade20k:/path``        ``ADEChallengeData2016``: ``images/training``, ``annotations/…``
-    ``cocostuff:/path``     ``train2017`` and its maps of stuff; things are ignored
-    ``lip:/path``           Look Into Person: ``train_images``, ``train_segmentations``
-    ======================  ==================================================================
-
-    Of each also the validation part. ``seed`` decides which scenes ``digit_scenes`` makes; nothing in the
-    other datasets is random.
-    """
-    check_split(split)
-    kind, _, rest = spec.partition(":")
-    if kind == "digit_scenes":
-        return SceneMasks(cast(DigitScenes, open_dataset(spec, split, seed=seed)))
-    if kind not in LAYOUTS:
-        raise unknown("segmentation dataset", kind, KINDS)
-    if not rest:
-        raise UserError(f"{spec!r} names no path; write '{kind}:/path'")
-    root = Path(rest).expanduser()
-    if not root.is_dir():
-        raise UserError(f"{root} {'is a file, not a folder' if root.exists() else 'does not exist'}")
-    return MaskFiles(LAYOUTS[kind](root, split), spec=spec)
-
-
 def mirrored_classes(classes: Sequence[str]) -> list[int]:
-    """Which class each one is in a mirror: a left arm is a right arm there, most are themselves."""
+    """The class of each class in a mirrored image: left and right arm swap, most classes stay the same."""
     numbers = {name: i for i, name in enumerate(classes)}
-    return [numbers.get(_other_side(name), i) for i, name in enumerate(classes)]
+    return [numbers.get(_swap_side(name), i) for i, name in enumerate(classes)]
 
 
-def _other_side(name: str) -> str:
+def _swap_side(name: str) -> str:
     words = {"left": "right", "right": "left", "Left": "Right", "Right": "Left"}
     for word, other in words.items():
         if name.startswith(word) and not name[len(word) : len(word) + 1].islower():
             return other + name[len(word) :]
     return name
+
+
+@dataclass(frozen=True)
+class SegmentPreprocess:
+    """Input size and normalisation of a segmentation model.
+
+    In training, the model sees crops of ``size``. In evaluation, it sees the whole image, resized to the
+    short side of ``size`` and a long side of at most ``longest`` pixels (by default four times the short
+    side), or stretched to ``size`` with ``keep_ratio=False``.
+    """
+
+    size: tuple[int, int]  # (H, W)
+    mean: RGB
+    std: RGB
+    keep_ratio: bool = True
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        check_input(self.size, self.mean, self.std)
+        if self.longest is not None and self.longest < min(self.size):
+            raise UserError(f"longest={self.longest} is less than the short side, {min(self.size)}")
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """The whole image ``(3, H, W)``, float32."""
+        size = self.seen_size(*image.size)
+        return self.normalise(functional.resize(functional.pil_to_tensor(image), list(size), antialias=True))
+
+    def seen_size(self, width: int, height: int) -> tuple[int, int]:
+        """The (height, width) at which the model sees a whole image of ``width`` × ``height``."""
+        if not self.keep_ratio:
+            return self.size
+        short = min(self.size)
+        longest = 4 * short if self.longest is None else self.longest
+        scale = min(short / min(width, height), longest / max(width, height))
+        return max(1, round(height * scale)), max(1, round(width * scale))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Standardised pixels: ``(…, 3, H, W)`` uint8 to float32."""
+        return normalise(pixels, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class SegmentAugment:
+    """Random changes to training images and their masks; the defaults only crop.
+
+    Flips are off by default: mirrored digits and letters have another meaning, or none.
+    """
+
+    scale: Range = (1.0, 1.0)  # relative to the evaluation size
+    flip: float = 0.0  # probability of a left-right flip
+    brightness: float = 0.0  # 0.2: a factor of 0.8 to 1.2; likewise contrast and saturation
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0  # fraction of the colour circle, in either direction, at most 0.5
+
+    def __post_init__(self) -> None:
+        check_factors("scale", self.scale)
+        for name, limit in ({"flip": 1.0} | COLOUR_LIMITS).items():
+            check_limit(name, getattr(self, name), limit)
+
+    def __call__(
+        self,
+        image: Image.Image,
+        mask: Mask,
+        preprocess: SegmentPreprocess,
+        rng: np.random.Generator,
+        *,
+        mirror: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """A random crop of the model's size: pixels ``(3, H, W)`` and classes ``(H, W)``, both uint8.
+
+        Where the image is smaller than the crop, it is padded with the mean colour and ``IGNORE``. ``mirror``
+        is the class of each class in a mirrored image (see :func:`mirrored_classes`).
+        """
+        factor = rng.uniform(*self.scale)
+        size = [max(1, round(side * factor)) for side in preprocess.seen_size(*image.size)]
+        pixels = functional.resize(functional.pil_to_tensor(image), size, antialias=True)
+        target = functional.resize(tv_tensors.Mask(torch.from_numpy(mask.copy())), size)  # nearest
+        pixels, target = _pad(pixels, target.as_subclass(Tensor), preprocess)
+        pixels, target = _crop(pixels, target, preprocess.size, rng)
+        if self.flip and rng.random() < self.flip:
+            pixels, target = pixels.flip(2), _class_lookup(mirror)[target.flip(1).long()]
+        pixels = jitter_colours(
+            pixels,
+            rng,
+            brightness=self.brightness,
+            contrast=self.contrast,
+            saturation=self.saturation,
+            hue=self.hue,
+        )
+        return pixels, target
+
+
+def _pad(pixels: Tensor, target: Tensor, preprocess: SegmentPreprocess) -> tuple[Tensor, Tensor]:
+    """Pixels and target padded at the right and the bottom, to at least the size of the crop."""
+    down, right = (max(0, want - have) for want, have in zip(preprocess.size, target.shape, strict=True))
+    if not (down or right):
+        return pixels, target
+    mean = [round(255 * channel) for channel in preprocess.mean]
+    return (
+        functional.pad(pixels, [0, 0, right, down], fill=mean),
+        F.pad(target, (0, right, 0, down), value=IGNORE),
+    )
+
+
+def _crop(
+    pixels: Tensor, target: Tensor, size: tuple[int, int], rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    top, left = (int(rng.integers(have - want + 1)) for have, want in zip(target.shape, size, strict=True))
+    rows, columns = slice(top, top + size[0]), slice(left, left + size[1])
+    return pixels[:, rows, columns], target[rows, columns]
+
+
+def _class_lookup(mirror: Sequence[int]) -> Tensor:
+    table = torch.full((IGNORE + 1,), IGNORE, dtype=torch.uint8)
+    table[: len(mirror)] = torch.tensor(mirror, dtype=torch.uint8)
+    return table
+
+
+SEGMENT_PRESETS: Mapping[str, SegmentAugment] = {
+    "none": SegmentAugment(),
+    "digits": SegmentAugment(scale=(0.75, 1.5)),
+    "photo": SegmentAugment(scale=(0.5, 2.0), flip=0.5),
+    "coco": SegmentAugment(scale=(0.8, 1.0), flip=0.5),  # short sides of 640 to 800, as in Detectron2
+    # The photometric distortion of mmsegmentation, with which UperNet is trained on ADE20K.
+    "ade20k": SegmentAugment(
+        scale=(0.5, 2.0), flip=0.5, brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentBatch(ImageBatch):
+    """Images with masks.
+
+    In training, images and masks are crops of one size. In evaluation, each image has its own size, and its
+    mask the size of the original; both are padded at the right and the bottom to the largest of the batch.
+    """
+
+    images: Tensor  # (B, 3, H, W) float32
+    masks: Tensor  # (B, H', W') uint8, 255 where ignored
+    image_sizes: Tensor  # (B, 2) int64: height and width without padding
+    mask_sizes: Tensor  # (B, 2) int64
+    index: Tensor
+    bad: tuple[BadImage, ...]
+
+    on_device = ("images", "masks")
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each image ``(3, H, W)`` and its mask ``(H', W')``, without padding."""
+        for i in range(len(self)):
+            (height, width), (rows, columns) = self.image_sizes[i].tolist(), self.mask_sizes[i].tolist()
+            yield self.images[i, :, :height, :width], self.masks[i, :rows, :columns]
+
+
+@dataclass(frozen=True)
+class SegmentationPipeline(Pipeline[Mask, tuple[Tensor, Tensor], SegmentBatch]):
+    """Random crops of images and masks; without ``augment``, whole images with their original masks."""
+
+    preprocess: SegmentPreprocess
+    augment: SegmentAugment | None
+    mirror: Sequence[int]
+
+    def prepare(self, image: Image.Image, mask: Mask, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        if self.augment is None:
+            return self.preprocess(image), torch.from_numpy(mask.copy())
+        pixels, target = self.augment(image, mask, self.preprocess, rng, mirror=self.mirror)
+        return self.preprocess.normalise(pixels), target
+
+    def collate(
+        self, prepared: list[tuple[Tensor, Tensor]], index: Tensor, bad: tuple[BadImage, ...]
+    ) -> SegmentBatch:
+        if not prepared:
+            height, width = self.preprocess.size
+            images, masks = torch.empty(0, 3, height, width), torch.empty(0, height, width, dtype=torch.uint8)
+            sizes = torch.empty(0, 2, dtype=torch.int64)
+            return SegmentBatch(images, masks, sizes, sizes.clone(), index, bad)
+        images, image_sizes = _stack_padded([image for image, _ in prepared], 0)
+        masks, mask_sizes = _stack_padded([mask for _, mask in prepared], IGNORE)
+        return SegmentBatch(images, masks, image_sizes, mask_sizes, index, bad)
+
+
+def _stack_padded(tensors: list[Tensor], fill: int) -> tuple[Tensor, Tensor]:
+    """Tensors ``(…, H, W)`` padded to the largest size and stacked, and their original sizes ``(B, 2)``."""
+    sizes = torch.tensor([t.shape[-2:] for t in tensors])  # (B, 2)
+    height, width = sizes.amax(0).tolist()
+    padded = [F.pad(t, (0, width - t.shape[-1], 0, height - t.shape[-2]), value=fill) for t in tensors]
+    return torch.stack(padded), sizes
+
+
+def create_segment_loader(
+    dataset: SegmentationDataset,
+    preprocess: SegmentPreprocess,
+    *,
+    batch: int,
+    train: bool,
+    seed: int = 0,
+    workers: int = 0,
+    augment: SegmentAugment | str = "none",
+    share: Share | None = None,
+    pin_memory: bool = False,
+) -> Loader[SegmentBatch]:
+    """A loader of :class:`SegmentBatch`.
+
+    For training, items are shuffled, cropped to the model's size and augmented with random numbers that
+    depend on ``seed``, epoch and item only. For evaluation, they come in order, whole and unchanged. An
+    unreadable item is listed in ``bad`` and not replaced. Processes that train together each load a ``share``
+    of every batch.
+    """
+    chosen = as_augment(augment, SEGMENT_PRESETS)
+    if not train and chosen != SegmentAugment():
+        raise UserError(f"augment={augment!r} is for training only; leave it out when train=False")
+    mirror = mirrored_classes(dataset.classes)
+    return load_items(
+        dataset,
+        SegmentationPipeline(preprocess, chosen if train else None, mirror),
+        batch=batch,
+        train=train,
+        seed=seed,
+        workers=workers,
+        share=share or Share(),
+        pin_memory=pin_memory,
+    )

@@ -1,13 +1,13 @@
-"""From an image to what a model is given."""
+"""From an image to the model's input: preprocessing, augmentation, Mixup and CutMix."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from timm.data.auto_augment import (
 from timm.data.mixup import Mixup, mixup_target
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
-from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
@@ -29,121 +28,135 @@ from visualtokens.data.decode import as_rgb
 from visualtokens.errors import UserError, unknown
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the original
+Range = tuple[float, float]
+RGB = tuple[float, float, float]
+A = TypeVar("A")  # a kind of augmentation
+Picture = TypeVar("Picture", Image.Image, Tensor)
+
+COLOUR_LIMITS = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.5}
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Evaluation: resize the short side so that the crop fits, crop the centre, normalise.
+    """Evaluation transform: resize the short side so that the crop fits, crop the centre, normalise.
 
-    ``crop`` is the share of the largest fitting centre that is kept, as in timm's ``crop_pct``.
+    ``crop`` is the fraction of the largest centred crop that is kept, as timm's ``crop_pct``.
     """
 
     size: tuple[int, int]  # (H, W)
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: RGB
+    std: RGB
     crop: float = 1.0
 
     def __post_init__(self) -> None:
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise UserError(f"size={self.size} is not a height and a width of at least 1")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise UserError(f"mean={self.mean}, std={self.std}: give three numbers each, std above 0")
+        check_input(self.size, self.mean, self.std)
         if not 0 < self.crop <= 1:
             raise UserError(f"crop={self.crop} is not a share of the image; give more than 0 and at most 1")
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """``(3, H, W)`` float32."""
+        """The model's input ``(3, H, W)`` float32."""
         image = as_rgb(image)
         return self.normalise(pixels(self.resize(image, self.crop_box(*image.size))))
 
     def crop_box(self, width: int, height: int) -> Box:
-        """The part (left, top, right, bottom) of a ``width`` × ``height`` original that the model sees."""
+        """The part of a ``width`` × ``height`` original that the model sees."""
         rows, columns = self.size
         scale = min(width / columns, height / rows) * self.crop
-        across, down = (width - columns * scale) / 2, (height - rows * scale) / 2
-        # Rounding must not carry the box a hair beyond the image.
-        left, top = max(across, 0.0), max(down, 0.0)
+        # Rounding must not move the box beyond the image.
+        left = max((width - columns * scale) / 2, 0.0)
+        top = max((height - rows * scale) / 2, 0.0)
         return left, top, width - left, height - top
 
     def resize(self, image: Image.Image, box: Box) -> Image.Image:
-        """The box of the image at the model's size; one smoothed resampling does crop and resize."""
+        """The box of the image at the model's size, cropped and resized in one antialiased resampling."""
         rows, columns = self.size
         return image.resize((columns, rows), Image.Resampling.BICUBIC, box=box)
 
     def normalise(self, values: Tensor) -> Tensor:
-        """``(…, H, W, 3)`` uint8 to ``(…, 3, H, W)`` float32."""
-        mean = torch.tensor(self.mean).view(3, 1, 1)
-        std = torch.tensor(self.std).view(3, 1, 1)
-        # Channels go first while a value is still one byte.
-        return values.movedim(-1, -3).contiguous().float().div_(255).sub_(mean).div_(std)
+        """Standardised pixels: ``values (…, H, W, 3)`` uint8 to ``(…, 3, H, W)`` float32."""
+        # Moving the channels is cheapest while a value is still one byte.
+        return normalise(values.movedim(-1, -3).contiguous(), self.mean, self.std)
+
+
+def check_input(size: tuple[int, int], mean: RGB, std: RGB) -> None:
+    """Raise :class:`UserError` for an input size or statistics that no model can have."""
+    if len(size) != 2 or min(size) < 1:
+        raise UserError(f"size={size} is not a height and a width of at least 1")
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise UserError(f"mean={mean}, std={std}: give three numbers each, std above 0")
 
 
 def pixels(image: Image.Image) -> Tensor:
-    """The pixels ``(H, W, 3)`` of an RGB image as uint8."""
+    """The pixels ``(H, W, 3)`` of an RGB image, uint8."""
     return torch.from_numpy(np.array(image))
 
 
-# Random changes to training images, drawn from the generator of each item.
-
-Range = tuple[float, float]
-Picture = TypeVar("Picture", Image.Image, tv_tensors.Image)
+def normalise(values: Tensor, mean: RGB, std: RGB) -> Tensor:
+    """``(x / 255 - mean) / std`` of ``values (…, 3, H, W)`` uint8, as float32."""
+    shift, scale = torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
+    return values.float().div_(255).sub_(shift).div_(scale)
 
 
 @dataclass(frozen=True)
 class Augment:
-    """How far a training image may differ from the original; the defaults change nothing.
+    """Random changes to training images; the defaults change nothing.
 
-    Flips are off unless asked for: a digit or a letter in the mirror is another sign.
+    Flips are off by default: mirrored digits and letters have another meaning, or none.
     """
 
-    crop_area: Range | None = None  # share of the image a random crop covers; None: crop as in evaluation
-    crop_stretch: Range = (3 / 4, 4 / 3)  # width to height of that crop, relative to the model's size
+    crop_area: Range | None = None  # fraction of the image that a random crop covers; None: evaluation crop
+    crop_stretch: Range = (3 / 4, 4 / 3)  # aspect ratio of that crop, relative to the model's size
     flip: float = 0.0  # probability of a left-right flip
-    rotate: float = 0.0  # degrees, to either side
-    translate: float = 0.0  # share of each side, to either side
+    rotate: float = 0.0  # degrees, in either direction
+    translate: float = 0.0  # fraction of each side, in either direction
     scale: Range = (1.0, 1.0)
-    brightness: float = 0.0  # 0.2: between 0.8 and 1.2 times; likewise contrast and saturation
+    brightness: float = 0.0  # 0.2: a factor of 0.8 to 1.2; likewise contrast and saturation
     contrast: float = 0.0
     saturation: float = 0.0
-    hue: float = 0.0  # share of the colour circle, to either side, at most 0.5
-    shift: int = 0  # whole pixels of the model's size, to either side; what it uncovers is black
-    policy: str | None = None  # of timm: rand-m9-mstd0.5-inc1, original (AutoAugment), augmix-m3
+    hue: float = 0.0  # fraction of the colour circle, in either direction, at most 0.5
+    shift: int = 0  # whole pixels at the model's size, in either direction; uncovered pixels are black
+    policy: str | None = None  # timm's: rand-m9-mstd0.5-inc1, original (AutoAugment), augmix-m3
     erase: float = 0.0  # probability that a rectangle is replaced by noise
 
     def __post_init__(self) -> None:
         if self.crop_area is not None and not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
             raise UserError(f"crop_area={self.crop_area} is not a range of shares between 0 and 1")
         for name in ("crop_stretch", "scale"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise UserError(f"{name}={(low, high)} is not a range of positive factors, low to high")
-        limits = {"flip": 1.0, "rotate": 180.0, "translate": 1.0, "brightness": 1.0, "contrast": 1.0}
-        for name, limit in (limits | {"saturation": 1.0, "hue": 0.5, "erase": 1.0}).items():
-            if not 0 <= getattr(self, name) <= limit:
-                raise UserError(f"{name}={getattr(self, name)} is not between 0 and {limit:g}")
+            check_factors(name, getattr(self, name))
+        limits = {"flip": 1.0, "rotate": 180.0, "translate": 1.0, "erase": 1.0}
+        for name, limit in (limits | COLOUR_LIMITS).items():
+            check_limit(name, getattr(self, name), limit)
         if self.shift < 0:
             raise UserError(f"shift={self.shift} is negative; give a number of pixels")
         if self.policy is not None:
             check_policy(self.policy)
 
     def __call__(self, image: Image.Image, preprocess: Preprocess, rng: np.random.Generator) -> Image.Image:
-        """An RGB image, changed at random, at the model's size. Noise comes later: see :meth:`add_noise`."""
-        image = preprocess.resize(image, self._box(image, preprocess, rng))
+        """The RGB image at the model's size, randomly changed by everything but :meth:`random_erasing`."""
+        image = preprocess.resize(image, self._crop_box(image, preprocess, rng))
         if self.flip and rng.random() < self.flip:
             image = functional.horizontal_flip(image)
-        image = recolour(self._move(self._shift(image, rng), rng), self, rng)
+        image = self._affine(self._shift(image, rng), rng)
+        image = jitter_colours(
+            image,
+            rng,
+            brightness=self.brightness,
+            contrast=self.contrast,
+            saturation=self.saturation,
+            hue=self.hue,
+        )
         if self.policy is None:
             return image
         with seeded_globals(rng):
             return policy_transform(self.policy, min(preprocess.size), preprocess.mean)(image)
 
-    def add_noise(self, image: Tensor, rng: np.random.Generator) -> None:
-        """Erase a rectangle of the normalised ``image (3, H, W)``, in place, as often as ``erase`` says."""
+    def random_erasing(self, image: Tensor, rng: np.random.Generator) -> None:
+        """Replace a rectangle of the normalised ``image (3, H, W)`` by noise, in place, if drawn."""
         if self.erase:
             with seeded_globals(rng):
                 eraser(self.erase)(image)
 
-    def _box(self, image: Image.Image, preprocess: Preprocess, rng: np.random.Generator) -> Box:
+    def _crop_box(self, image: Image.Image, preprocess: Preprocess, rng: np.random.Generator) -> Box:
         width, height = image.size
         if self.crop_area is None:
             return preprocess.crop_box(width, height)
@@ -152,7 +165,7 @@ class Augment:
         aspect = columns / rows * math.exp(rng.uniform(math.log(low), math.log(high)))
         area = width * height * rng.uniform(*self.crop_area)
         across, down = math.sqrt(area * aspect), math.sqrt(area / aspect)
-        fit = min(1.0, width / across, height / down)  # a crop that does not fit keeps its shape
+        fit = min(1.0, width / across, height / down)  # a crop that does not fit keeps its aspect ratio
         left, top = rng.uniform(0, 1) * (width - across * fit), rng.uniform(0, 1) * (height - down * fit)
         left, top = max(left, 0.0), max(top, 0.0)
         return left, top, min(left + across * fit, width), min(top + down * fit, height)
@@ -163,7 +176,7 @@ class Augment:
         left, top = (int(n) for n in rng.integers(-self.shift, self.shift, size=2, endpoint=True))
         return image.crop((left, top, left + image.width, top + image.height))
 
-    def _move(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def _affine(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         if not self.rotate and not self.translate and self.scale == (1.0, 1.0):
             return image
         shift = [rng.uniform(-self.translate, self.translate) * side for side in image.size]
@@ -177,69 +190,56 @@ class Augment:
         )
 
 
-class Colours(Protocol):
-    """How far colours may change: 0.2 is between 0.8 and 1.2 times, the hue by shares of the circle."""
-
-    @property
-    def brightness(self) -> float: ...
-    @property
-    def contrast(self) -> float: ...
-    @property
-    def saturation(self) -> float: ...
-    @property
-    def hue(self) -> float: ...
-
-
-def recolour(image: Picture, limits: Colours, rng: np.random.Generator) -> Picture:
-    """Change the colours of an image at random, within the limits."""
-    for strength, adjust in (
-        (limits.brightness, functional.adjust_brightness),
-        (limits.contrast, functional.adjust_contrast),
-        (limits.saturation, functional.adjust_saturation),
+def jitter_colours(
+    image: Picture,
+    rng: np.random.Generator,
+    *,
+    brightness: float,
+    contrast: float,
+    saturation: float,
+    hue: float,
+) -> Picture:
+    """The image with random brightness, contrast, saturation and hue within the given limits."""
+    for limit, adjust in (
+        (brightness, functional.adjust_brightness),
+        (contrast, functional.adjust_contrast),
+        (saturation, functional.adjust_saturation),
     ):
-        if strength:
-            image = adjust(image, rng.uniform(1 - strength, 1 + strength))
-    if limits.hue:
-        image = functional.adjust_hue(image, rng.uniform(-limits.hue, limits.hue))
+        if limit:
+            image = adjust(image, rng.uniform(1 - limit, 1 + limit))
+    if hue:
+        image = functional.adjust_hue(image, rng.uniform(-hue, hue))
     return image
 
 
-PRESETS = {
-    "none": Augment(),
-    "digits": Augment(rotate=10, translate=0.1, scale=(0.9, 1.1)),
-    "photo": Augment(crop_area=(0.25, 1.0), flip=0.5),
-    "imagenet": Augment(crop_area=(0.08, 1.0), flip=0.5),  # as ImageNet is trained on everywhere
-    "cifar": Augment(shift=4, flip=0.5),
-}
+def check_factors(name: str, factors: Range) -> None:
+    """Raise :class:`UserError` unless the option is a range of positive factors."""
+    low, high = factors
+    if not 0 < low <= high:
+        raise UserError(f"{name}={(low, high)} is not a range of positive factors, low to high")
 
 
-def as_augment(augment: Augment | str) -> Augment:
-    """An :class:`Augment`, or the preset of that name."""
-    if isinstance(augment, Augment):
-        return augment
-    if augment not in PRESETS:
-        raise unknown("augmentation", augment, PRESETS)
-    return PRESETS[augment]
+def check_limit(name: str, value: float, limit: float) -> None:
+    """Raise :class:`UserError` unless the option is between 0 and its limit."""
+    if not 0 <= value <= limit:
+        raise UserError(f"{name}={value} is not between 0 and {limit:g}")
 
-
-# timm's AutoAugment, RandAugment, AugMix and random erasing, drawn from the generator of each item.
 
 AUTO_AUGMENT = ("original", "originalr", "v0", "v0r", "3a")
-KINDS = ("rand", "augmix", *AUTO_AUGMENT)
+POLICIES = ("rand", "augmix", *AUTO_AUGMENT)
 _NUMBER = r"\d+(\.\d+)?"
-# What may follow the kind. timm passes over a section that it does not know; here it is an error.
+# The sections that may follow the kind of policy. timm ignores unknown ones; here they are errors.
 _SECTIONS = {
     "rand": rf"(m\d+|n\d+|p{_NUMBER}|mstd{_NUMBER}|mmax\d+|inc[01]|t(weights|3a|3aw))",
     "augmix": rf"(m\d+|w\d+|d\d+|a{_NUMBER}|b[01]|mstd{_NUMBER})",
 }
-Mean = tuple[float, float, float]
 
 
 def check_policy(policy: str) -> None:
-    """:class:`UserError` unless timm understands every part of ``policy``."""
+    """Raise :class:`UserError` unless timm understands every section of ``policy``."""
     kind, *sections = policy.split("-")
-    if kind not in KINDS:
-        raise unknown("augmentation policy", kind, KINDS)
+    if kind not in POLICIES:
+        raise unknown("augmentation policy", kind, POLICIES)
     allowed = _SECTIONS.get(kind, rf"mstd{_NUMBER}")
     for section in sections:
         if not re.fullmatch(allowed, section):
@@ -250,10 +250,10 @@ def check_policy(policy: str) -> None:
 
 
 @functools.cache
-def policy_transform(policy: str, size: int, mean: Mean) -> Callable[[Image.Image], Image.Image]:
-    """timm's transform for images whose shorter side is ``size``; what it uncovers gets the colour ``mean``.
+def policy_transform(policy: str, size: int, mean: RGB) -> Callable[[Image.Image], Image.Image]:
+    """timm's transform for images with short side ``size``; it draws from the global generators.
 
-    It draws from the global generators.
+    Uncovered pixels get the colour ``mean``.
     """
     hints = {
         "translate_const": int(size * 0.45),
@@ -274,23 +274,38 @@ def eraser(probability: float) -> RandomErasing:
     return RandomErasing(probability, mode="pixel", max_count=1, device="cpu")
 
 
-# timm's Mixup and CutMix, with random numbers that the step decides.
+PRESETS = {
+    "none": Augment(),
+    "digits": Augment(rotate=10, translate=0.1, scale=(0.9, 1.1)),
+    "photo": Augment(crop_area=(0.25, 1.0), flip=0.5),
+    "imagenet": Augment(crop_area=(0.08, 1.0), flip=0.5),  # the standard ImageNet crops
+    "cifar": Augment(shift=4, flip=0.5),
+}
+
+
+def as_augment(augment: A | str, presets: Mapping[str, A]) -> A:
+    """The preset of that name, or ``augment`` itself if it is not a name."""
+    if not isinstance(augment, str):
+        return augment
+    if augment not in presets:
+        raise unknown("augmentation", augment, presets)
+    return presets[augment]
 
 
 class Mix:
-    """Blends each image with its mirror place in the batch, by Mixup or CutMix, half of the time each.
+    """timm's Mixup and CutMix, one of them per batch, with equal probability.
 
-    ``mixup`` and ``cutmix`` are the parameters of their Beta distributions; 0 leaves one of them out. All
-    images of a batch are blended alike.
+    Image i is blended with image B - 1 - i, with one weight for the whole batch. ``mixup`` and ``cutmix`` are
+    the parameters of their Beta distributions; 0 disables one of them.
     """
 
     def __init__(self, *, mixup: float, cutmix: float, smoothing: float, classes: int) -> None:
         self.mixup = Mixup(mixup, cutmix, label_smoothing=smoothing, num_classes=classes)
 
     def __call__(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """``images (B, 3, H, W)``, changed in place, and what to expect of them: ``(B, classes)``.
+        """``images (B, 3, H, W)``, changed in place, and their soft targets ``(B, classes)``.
 
-        The last one of an odd number has no partner and stays as it is.
+        The last image of an odd number has no partner and is not changed.
         """
         even = len(images) - len(images) % 2
         targets = mixup_target(labels, self.mixup.num_classes, 1.0, self.mixup.label_smoothing)

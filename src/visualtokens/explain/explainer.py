@@ -1,10 +1,8 @@
-"""The one call: run a model on an image and say which of its clusters mattered."""
+"""``explain``: run a classifier on an image and measure which of its clusters the answer depends on."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -16,21 +14,22 @@ from torch import Tensor, nn
 from visualtokens.data import Preprocess
 from visualtokens.data.decode import as_rgb
 from visualtokens.errors import UserError, unknown
-from visualtokens.explain import importance as paca
 from visualtokens.explain.explanation import Explanation
-from visualtokens.explain.importance import Box
+from visualtokens.explain.importance import entropy, masked_probabilities, normalise, rank
 from visualtokens.explain.layers import (
-    Attended,
-    Layer,
+    Attention,
     assignment_of,
     form_of,
     layers_of,
-    on_patches,
+    patch_attention,
     record_attention,
 )
+from visualtokens.explain.render import Box
 from visualtokens.grouping import Grouping, Tap, record_groupings
+from visualtokens.modes import eval_mode
 
-View = Literal["groups", "attention"]
+MapSource = Literal["groups", "attention"]
+MIN_SIDE = 4  # pixels of the image inside the crop; a heat map over fewer is meaningless
 
 
 def explain(
@@ -41,165 +40,127 @@ def explain(
     target: int | None = None,
     layer: int = -1,
     top: int = 6,
-    of: View = "groups",
+    of: MapSource = "groups",
     batch: int = 16,
     classes: Sequence[str] | None = None,
     truth: int | None = None,
 ) -> Explanation:
-    """PaCa Sec. 3.5: rank the clusters of one layer by what hiding each does to a class's probability.
+    """PaCa-ViT, Sec. 3.5: rank the clusters of one layer by how far masking each lowers a class probability.
 
-    ``image`` is a PIL image, prepared by ``preprocess`` (by default as the model's ``pretrained_cfg``
-    says), or a tensor ``(3, H, W)`` that is already normalised so. ``target`` is the class to explain,
-    by default the predicted one; ``truth``, if known, is the right one: the explanation says so where the
-    prediction is wrong. ``layer`` counts the model's groupings from the first, or back from the last if
-    negative. ``of="attention"`` explains by the maps of how the patches attend to the clusters, instead
-    of those of what the clusters are made of. ``top`` clusters are drawn; all are measured, ``batch`` at
-    a time. ``classes`` names the classes.
+    ``image`` is a PIL image, transformed by ``preprocess`` (default: from the model's ``pretrained_cfg``),
+    or a tensor ``(3, H, W)`` normalised in the same way. ``target`` is the class to explain, by default the
+    predicted one; ``truth`` is the true class, if known. ``layer`` counts the model's groupings from the
+    first, or from the last if negative. ``of="attention"`` masks the patches that attend to each cluster
+    instead of those that form it. All clusters are measured, ``batch`` masked copies at a time; the ``top``
+    ones are drawn. ``classes`` are the class names.
 
-    The model is left as it was: its mode, its device and its gradients are not touched.
+    The model's mode, device and gradients are left unchanged.
     """
     check_positive(top=top, batch=batch)
     if of not in ("groups", "attention"):
         raise unknown("of", of, ("groups", "attention"))
-    given = prepare(model, image, preprocess)
-    with evaluating(model), torch.no_grad():
-        look = _look(model, given.x, layer)
-        check_class(len(look.probabilities), classes, target=target, truth=truth)
-        chosen = int(look.probabilities.argmax()) if target is None else target
-        maps = look.maps if of == "groups" else look.attention_maps()  # (K, h, w)
-        drop = look.probabilities[chosen] - _hidden(model, given, maps, chosen, batch=batch)  # (K,)
-    named = None if classes is None else tuple(classes)
-    return _explanation(given, look, maps, drop, target=chosen, truth=truth, classes=named, of=of, top=top)
-
-
-def _hidden(model: nn.Module, given: Input, maps: Tensor, target: int, *, batch: int) -> Tensor:
-    """``(K,)``: the probability of the target once each of the maps ``(K, h, w)`` is blacked out."""
-    like = input_like(model)
-
-    def probability(pictures: Tensor) -> Tensor:
-        return probabilities(model, pictures.to(like.dtype))[:, target]
-
-    x, black = given.x.to(like.device), given.black.to(like.device)
-    return paca.masked_probabilities(probability, x, black, paca.normalise(maps), batch=batch)
-
-
-@dataclass(frozen=True)
-class _Look:
-    """What one pass over the untouched image shows."""
-
-    probabilities: Tensor  # (classes,)
-    layer: str  # the name of its tap
-    grouping: Grouping
-    maps: Tensor  # (K, h, w)
-    attention: Tensor | None  # (K, h, w): how the patches attend to each cluster
-    layers: tuple[Layer, ...]
-
-    def attention_maps(self) -> Tensor:
-        if self.attention is None:
-            raise UserError(
-                f"in {self.layer} no patches are seen to attend to the clusters; explain it with of='groups'"
-            )
-        return self.attention
-
-
-def _explanation(
-    given: Input,
-    look: _Look,
-    maps: Tensor,
-    drop: Tensor,
-    *,
-    target: int,
-    truth: int | None,
-    classes: tuple[str, ...] | None,
-    of: View,
-    top: int,
-) -> Explanation:
-    spread = paca.entropy(maps)  # (K,)
+    inputs = prepare(model, image, preprocess)
+    with eval_mode(model), torch.no_grad():
+        probabilities, groupings, recorded = _record(model, inputs.x)
+        check_class(len(probabilities), classes, target=target, truth=truth)
+        target = int(probabilities.argmax()) if target is None else target
+        tap = _select_layer(groupings, layer, type(model).__name__)
+        grouping = groupings[tap]
+        attention = patch_attention(recorded, tap, grouping)  # (K, h, w)
+        maps = grouping.maps()[0].float() if of == "groups" else attention  # (K, h, w)
+        if maps is None:
+            raise UserError(f"no patches attend to the clusters of {tap}; explain it with of='groups'")
+        if not maps.isfinite().all():
+            raise UserError(f"the clusters of {tap} are not finite; check the model's weights and the image")
+        masked = _masked_probabilities(model, inputs, maps, target, batch=batch)  # (K,)
+        importance = probabilities[target] - masked  # (K,)
+        entropies = entropy(maps)  # (K,)
     return Explanation(
-        image=given.image,
-        crop_box=given.crop_box,
-        input_size=(given.x.shape[1], given.x.shape[2]),
-        probabilities=look.probabilities.cpu().numpy(),
+        image=inputs.image,
+        crop_box=inputs.crop_box,
+        input_size=(inputs.x.shape[1], inputs.x.shape[2]),
+        probabilities=probabilities.cpu().numpy(),
         target=target,
         truth=truth,
-        classes=classes,
-        maps=paca.normalise(maps).cpu().numpy(),
-        importance=drop.cpu().numpy(),
-        entropy=spread.cpu().numpy(),
-        order=tuple(paca.rank(drop.tolist(), spread.tolist())),
-        layer=look.layer,
-        form=form_of(look.grouping),
-        assignment=assignment_of(look.grouping),
-        attention=None if look.attention is None else paca.normalise(look.attention).cpu().numpy(),
+        classes=None if classes is None else tuple(classes),
+        maps=normalise(maps).cpu().numpy(),
+        importance=importance.cpu().numpy(),
+        entropy=entropies.cpu().numpy(),
+        order=tuple(rank(importance.tolist(), entropies.tolist())),
+        layer=tap,
+        form=form_of(grouping),
+        assignment=assignment_of(grouping),
+        attention=None if attention is None else normalise(attention).cpu().numpy(),
         of=of,
-        layers=look.layers,
+        layers=layers_of(groupings),
         shown=top,
     )
 
 
-def _look(model: nn.Module, x: Tensor, layer: int) -> _Look:
-    """Run the model on ``x (3, H, W)``."""
-    kind, like = type(model).__name__, input_like(model)
+def _record(model: nn.Module, x: Tensor) -> tuple[Tensor, Mapping[str, Grouping], Sequence[Attention]]:
+    """The class probabilities ``(classes,)`` of ``x (3, H, W)``, the groupings by tap, and the attention."""
     if not any(isinstance(module, Tap) for module in model.modules()):
         raise UserError(
-            f"{kind} does not group its patches; explain one of visualtokens.list_models(), or a vision "
-            "transformer that visualtokens.reduce has given fewer tokens"
+            f"{type(model).__name__} does not group its patches; explain one of visualtokens.list_models(), "
+            "or a timm ViT after visualtokens.reduce"
         )
-    with record_groupings(model) as recorded, record_attention(recorded, square=False) as attended:
-        found = probabilities(model, x.to(like.device, like.dtype).unsqueeze(0))[0]
-    groupings = on_patches(recorded, (x.shape[1], x.shape[2]))
-    # Published schedules end with the class token alone: what has no tokens is no layer to explain.
-    names = [name for name, one in groupings.items() if one.tokens]
-    count = len(names)
+    with record_groupings(model) as groupings, record_attention(groupings, square=False) as recorded:
+        probabilities = class_probabilities(model, as_batch(model, x))[0]
+    return probabilities, groupings, recorded
+
+
+def _select_layer(groupings: Mapping[str, Grouping], layer: int, kind: str) -> str:
+    """The tap of a layer, counted among those that have tokens.
+
+    Published reduction schedules end with the class token alone, so the last blocks may have none.
+    """
+    taps = [tap for tap, grouping in groupings.items() if grouping.tokens]
+    count = len(taps)
     if not count:
-        raise UserError(f"{kind} has no tokens left on this image that could be explained")
+        raise UserError(f"{kind} has no tokens left on this image; reduce it with a larger keep")
     if not -count <= layer < count:
         raise UserError(f"layer={layer}, but {kind} made {count} groupings; give {-count} to {count - 1}")
-    name = names[layer]
-    grouping = groupings[name]
-    maps = grouping.maps()[0].float()  # (K, h, w)
-    if not maps.isfinite().all():
-        raise UserError(f"the clusters of {name} are not finite; check the model's weights and the image")
-    return _Look(found, name, grouping, maps, _attention(grouping, name, attended), layers_of(groupings))
+    return taps[layer]
 
 
-def _attention(grouping: Grouping, name: str, attended: Sequence[Attended]) -> Tensor | None:
-    """``(K, h, w)``: how the patches attended to the clusters of this layer, when they last did.
+def _masked_probabilities(
+    model: nn.Module, inputs: Input, maps: Tensor, target: int, *, batch: int
+) -> Tensor:
+    """``(K,)``: the probability of the target with the region of each map ``(K, h, w)`` masked."""
+    like = input_like(model)
 
-    Recognised by its shape. With as many clusters as patches it could also be the clusters attending to
-    each other, so then there is none: square ones are not recorded.
-    """
-    patches, tokens = grouping.grid[0] * grouping.grid[1], grouping.tokens
-    for one in reversed(attended):
-        if one.tap == name and one.weights.shape[1:] == (patches, tokens):
-            return one.weights[0].T.unflatten(1, grouping.grid)  # (K, h, w)
-    return None
+    def probability(images: Tensor) -> Tensor:
+        return class_probabilities(model, images.to(like.dtype))[:, target]
 
-
-# Asking a classifier for probabilities, and leaving it as it was.
+    x, black = inputs.x.to(like.device), inputs.black.to(like.device)
+    return masked_probabilities(probability, x, black, normalise(maps), batch=batch)
 
 
-def probabilities(model: nn.Module, x: Tensor) -> Tensor:
+def class_probabilities(model: nn.Module, x: Tensor) -> Tensor:
     """``(B, classes)`` for ``x (B, 3, H, W)``."""
     logits, kind = model(x), type(model).__name__
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
         got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(
-            f"{kind} gives {got}; explain a classifier that gives (B, classes), 2 or more classes"
-        )
+        raise UserError(f"{kind} returns {got}; explain a classifier that returns (B, classes), classes ≥ 2")
     if not logits.isfinite().all():
-        raise UserError(f"{kind} gives values that are not finite; check its weights and the image")
+        raise UserError(f"{kind} returns values that are not finite; check its weights and the image")
     return logits.float().softmax(1)
 
 
 def input_like(model: nn.Module) -> Tensor:
-    """A tensor of the device and floating type that the model's input must have."""
+    """A tensor with the device and floating type of the model's input."""
     tensors = chain(model.parameters(), model.buffers())
     return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
 
 
+def as_batch(model: nn.Module, x: Tensor) -> Tensor:
+    """The image ``x (3, H, W)`` as a batch of one, with the device and type of the model."""
+    like = input_like(model)
+    return x.to(like.device, like.dtype).unsqueeze(0)  # (1, 3, H, W)
+
+
 def check_class(count: int, classes: Sequence[str] | None, **numbers: int | None) -> None:
-    """That there are as many names as classes, and that each of ``numbers`` is one of them, if given."""
+    """Raise :class:`UserError` unless there are ``count`` class names and each given number is a class."""
     if classes is not None and len(classes) != count:
         raise UserError(f"{len(classes)} class names for a model of {count} classes; give one for each")
     for name, number in numbers.items():
@@ -208,50 +169,22 @@ def check_class(count: int, classes: Sequence[str] | None, **numbers: int | None
 
 
 def check_positive(**values: int) -> None:
+    """Raise :class:`UserError` for the first value below 1."""
     for name, value in values.items():
         if value < 1:
             raise UserError(f"{name}={value}; give at least 1")
 
 
-_modes: dict[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = {}  # users now, flags before
-_modes_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards every submodule has its own flag back.
-
-    Threads that explain one model side by side share the switch: the first sets it, the last restores it.
-    """
-    with _modes_lock:
-        users, flags = _modes.get(model) or (0, [(m, m.training) for m in model.modules()])
-        _modes[model] = users + 1, flags
-        model.eval()
-    try:
-        yield
-    finally:
-        with _modes_lock:
-            users, flags = _modes.pop(model)
-            if users > 1:
-                _modes[model] = users - 1, flags
-            else:
-                for module, training in flags:
-                    module.training = training
-
-
-# From what the caller gives (a PIL image or a tensor) to what the model takes.
-
-# Of an image that is cropped to fewer pixels a side, a heat map says nothing; the digits have 8.
-LEAST_SIDE = 4
+# The model's input.
 
 
 class TooSmall(UserError):
-    """An image of which the model would see next to nothing."""
+    """The model would see only a few pixels of the image."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One image, as the model sees it and as the user knows it."""
+    """The model's input for one image, and the image it came from."""
 
     x: Tensor  # (3, H, W), normalised, float32
     black: Tensor  # (3, 1, 1): the normalised value of a black pixel
@@ -260,7 +193,10 @@ class Input:
 
 
 def prepare(model: nn.Module, image: Image.Image | Tensor, preprocess: Preprocess | None) -> Input:
-    """Apply ``preprocess``, or the one in the model's timm configuration, unless a tensor is given."""
+    """Apply ``preprocess``, by default that of the model's timm configuration, to a PIL image.
+
+    A tensor ``(3, H, W)`` is already normalised; its image is recovered from the mean and std.
+    """
     preprocess = preprocess or preprocess_of(model)
     mean = torch.tensor(preprocess.mean).view(3, 1, 1)
     std = torch.tensor(preprocess.std).view(3, 1, 1)
@@ -271,42 +207,42 @@ def prepare(model: nn.Module, image: Image.Image | Tensor, preprocess: Preproces
         return Input(preprocess(image), -mean / std, image, box)
     if isinstance(image, Tensor):
         x = _checked(image)
-        picture = (x * std + mean).clamp(0, 1).mul(255).round().byte()  # (3, H, W)
-        shown = Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy())
-        return Input(x, -mean / std, shown, (0.0, 0.0, float(shown.width), float(shown.height)))
+        pixels = (x * std + mean).clamp(0, 1).mul(255).round().byte()  # (3, H, W)
+        recovered = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+        return Input(x, -mean / std, recovered, (0.0, 0.0, float(recovered.width), float(recovered.height)))
     raise UserError(
         f"image is a {type(image).__name__}; give a PIL image (visualtokens.data.read_image opens a file) "
         "or a normalised (3, H, W) tensor"
     )
 
 
-def _check_box(image: Image.Image, box: Box) -> None:
-    across, down = box[2] - box[0], box[3] - box[1]
-    if min(across, down) < LEAST_SIDE:
-        raise TooSmall(
-            f"the image has {image.width}×{image.height} pixels, of which the model sees "
-            f"{across:.3g}×{down:.3g}: too few to explain, give a larger one"
-        )
-
-
 def preprocess_of(model: nn.Module) -> Preprocess:
-    """What the model's timm configuration says: size, mean, std and centre crop."""
+    """The size, mean, std and centre crop of the model's timm configuration."""
     from timm.data import resolve_model_data_config
 
     kind = type(model).__name__
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if not config:
         raise UserError(
-            f"{kind} does not say how its images are prepared (it has no pretrained_cfg); "
+            f"{kind} has no pretrained_cfg that describes its preprocessing; "
             "give preprocess=visualtokens.data.Preprocess(...)"
         )
     data = resolve_model_data_config(model, pretrained_cfg=config)
     if data["crop_mode"] != "center":
         raise UserError(
-            f"{kind} wants its images cropped in the mode {data['crop_mode']!r}, not 'center'; "
+            f"{kind} uses crop mode {data['crop_mode']!r}, not 'center'; "
             "give preprocess=visualtokens.data.Preprocess(...) or a tensor with it"
         )
     return Preprocess(data["input_size"][1:], data["mean"], data["std"], data["crop_pct"])
+
+
+def _check_box(image: Image.Image, box: Box) -> None:
+    width, height = box[2] - box[0], box[3] - box[1]
+    if min(width, height) < MIN_SIDE:
+        raise TooSmall(
+            f"the image has {image.width}×{image.height} pixels, of which the model sees "
+            f"{width:.3g}×{height:.3g}: too few to explain, give a larger one"
+        )
 
 
 def _checked(image: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an explanation holds, and how it is looked at and kept."""
+"""The result of ``explain``: cluster maps and their importance, to plot, save and load."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visualtokens.errors import UserError
-from visualtokens.explain.importance import Box, Floats, combine, place
+from visualtokens.explain import render
+from visualtokens.explain.importance import Floats, combine
 from visualtokens.explain.layers import Form, Ints, Layer
+from visualtokens.explain.render import Box
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,25 +23,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Which clusters one layer formed on one image, and how much each mattered to one class."""
+    """The K clusters of one layer on one image, and the importance of each to one class."""
 
     image: Image.Image  # the original, RGB
     crop_box: Box  # (left, top, right, bottom) of the original that the model saw
     input_size: tuple[int, int]  # (H, W) of the model's input
     probabilities: Floats  # (classes,)
-    target: int  # the class that is explained
-    classes: tuple[str, ...] | None  # their names
-    maps: Floats  # (K, h, w) on the patch grid, each from 0 to 1; all 0 where a cluster has no region
-    importance: Floats  # (K,): the drop of the target's probability when the cluster is blacked out
-    entropy: Floats  # (K,), in nats: low is concentrated
-    order: tuple[int, ...]  # the K clusters, most important first
+    target: int  # the explained class
+    classes: tuple[str, ...] | None  # the class names
+    maps: Floats  # (K, h, w) on the patch grid, each from 0 to 1; all 0 for a cluster without a region
+    importance: Floats  # (K,): the drop of the target's probability when the cluster is masked
+    entropy: Floats  # (K,), in nats: low means concentrated
+    order: tuple[int, ...]  # the K clusters by decreasing importance
     layer: str  # the name of the tap that recorded the grouping
-    form: Form  # how it groups: "soft" maps, a "tessellation" or "hard" groups
-    assignment: Ints  # (h, w): the cluster that holds most of each patch, -1 for none
-    truth: int | None = None  # the right class, if it is known
+    form: Form  # the kind of grouping: "soft", "tessellation" or "hard"
+    assignment: Ints  # (h, w): the cluster with the largest weight on each patch, -1 for none
+    truth: int | None = None  # the true class, if known
     attention: Floats | None = None  # (K, h, w), 0 to 1: how the patches attend to each cluster, if they do
-    of: str = "groups"  # what `maps` are: "groups", or "attention"
-    layers: tuple[Layer, ...] = ()  # all that divide the patches among tokens, from the first
+    of: str = "groups"  # what `maps` show: "groups" or "attention"
+    layers: tuple[Layer, ...] = ()  # all layers that divide the patches among tokens, first to last
     shown: int = 6  # how many clusters are drawn
 
     @property
@@ -49,57 +51,54 @@ class Explanation:
 
     @property
     def target_is_prediction(self) -> bool:
-        """Whether the explained class is also the predicted one, as it is by default."""
+        """Whether the explained class is the predicted one, as it is by default."""
         return self.target == self.predicted
 
     @property
     def about(self) -> str:
-        """Which class is explained, and how that relates to the prediction and to the truth."""
+        """One sentence: the explained class, and whether it is the predicted and the true class."""
         target, predicted = self.class_name(self.target), self.class_name(self.predicted)
         if not self.target_is_prediction:
-            right = "the right class, " if self.truth == self.target else ""
-            return f"Explained is {right}{target}, although the model predicts {predicted}."
+            relation = ", the true class" if self.truth == self.target else ""
+            return f"Explained class: {target}{relation}; the model predicts {predicted}."
         if self.truth is None:
-            return f"Explained is the predicted class, {target}; whether it is right is not known."
+            return f"Explained class: {target}, as predicted; the true class is unknown."
         if self.truth == self.predicted:
-            return f"Explained is the predicted class, {target}, which is right."
+            return f"Explained class: {target}, as predicted and correct."
         truth = self.class_name(self.truth)
-        return f"Explained is the predicted class, {target}, which is wrong: it is {truth}."
+        return f"Explained class: {target}, as predicted but wrong; the true class is {truth}."
 
     @property
     def top(self) -> tuple[int, ...]:
-        """The clusters that are drawn, most important first."""
+        """The clusters that are drawn, by decreasing importance."""
         return self.order[: self.shown]
 
     def class_name(self, number: int) -> str:
+        """The name of a class, or ``class 7`` without names."""
         return f"class {number}" if self.classes is None else self.classes[number]
 
     def masked_probability(self, k: int) -> float:
-        """The target's probability when cluster k is blacked out."""
+        """The target's probability when cluster k is masked."""
         return float(self.probabilities[self.target] - self.importance[k])
 
     def map_on_image(self, k: int) -> Floats:
-        """``(height, width)`` of the original: cluster k from 0 to 1 inside the crop, 0 outside."""
-        return place(self.maps[k], self.crop_box, self.image.size)[0]
+        """``(height, width)`` of the original: the map of cluster k inside the crop, 0 outside."""
+        return render.place(self.maps[k], self.crop_box, self.image.size)[0]
 
     def saliency(self) -> Floats:
-        """``(h, w)`` on the patch grid, 0 to 1: all clusters in one map, each by its importance."""
+        """``(h, w)`` on the patch grid, 0 to 1: the maps of all clusters weighted by importance."""
         return combine(self.maps, self.importance)
 
     def plot(self) -> Figure:
         """A matplotlib figure of the image and its top clusters."""
-        from visualtokens.explain.render import figure
-
-        return figure(self)
+        return render.figure(self)
 
     def plot_layers(self) -> Figure:
-        """A matplotlib figure of what the tokens stand for, layer by layer."""
-        from visualtokens.explain.render import layers_figure
-
-        return layers_figure(self)
+        """A matplotlib figure of the patches that each token represents, layer by layer."""
+        return render.layers_figure(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write a picture (.png), a page (.html) or the data (.npz, for :meth:`load`)."""
+        """Write a figure (.png), a page (.html) or the data (.npz, for :meth:`load`)."""
         path = Path(path)
         if path.suffix not in (".png", ".html", ".npz"):
             raise UserError(f"cannot save as {path.name!r}; end the name in .png, .html or .npz")
@@ -107,34 +106,30 @@ class Explanation:
         if path.suffix == ".png":
             self.plot().savefig(path, dpi=160)
         elif path.suffix == ".html":
-            from visualtokens.report import explanation_page
+            from visualtokens.explain.html import explanation_page  # which imports this module
 
             path.write_text(explanation_page(self), encoding="utf-8")
         else:
-            save_npz(self, path)
+            _save_npz(self, path)
         return path
 
     @staticmethod
     def load(path: str | Path) -> Explanation:
         """Read what :meth:`save` wrote to a .npz file."""
-
-        return load_npz(path)
-
-
-# Explanations as .npz files.
-
-NOBODY = -1  # no class, where there may be none
+        return _load_npz(path)
 
 
-def save_npz(explanation: Explanation, path: Path) -> None:
-    e = explanation
+NO_CLASS = -1  # stands for None in a .npz file
+
+
+def _save_npz(e: Explanation, path: Path) -> None:
     arrays: dict[str, NDArray] = dict(
         image=np.asarray(e.image),
         crop_box=np.array(e.crop_box),
         input_size=np.array(e.input_size),
         probabilities=e.probabilities,
         target=np.array(e.target),
-        truth=np.array(NOBODY if e.truth is None else e.truth),
+        truth=np.array(NO_CLASS if e.truth is None else e.truth),
         classes=np.array(e.classes or (), dtype=np.str_),
         maps=e.maps,
         importance=e.importance,
@@ -145,16 +140,16 @@ def save_npz(explanation: Explanation, path: Path) -> None:
         assignment=e.assignment,
         attention=np.empty(0, dtype=np.float32) if e.attention is None else e.attention,
         of=np.array(e.of),
-        layer_names=np.array([one.name for one in e.layers], dtype=np.str_),
-        layer_forms=np.array([one.form for one in e.layers], dtype=np.str_),
-        layer_tokens=np.array([one.tokens for one in e.layers], dtype=np.int64),
+        layer_names=np.array([layer.name for layer in e.layers], dtype=np.str_),
+        layer_forms=np.array([layer.form for layer in e.layers], dtype=np.str_),
+        layer_tokens=np.array([layer.tokens for layer in e.layers], dtype=np.int64),
         shown=np.array(e.shown),
     )
-    arrays |= {f"layer_{i}": one.assignment for i, one in enumerate(e.layers)}
+    arrays |= {f"layer_{i}": layer.assignment for i, layer in enumerate(e.layers)}
     np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
-def load_npz(path: str | Path) -> Explanation:
+def _load_npz(path: str | Path) -> Explanation:
     with np.load(path, allow_pickle=False) as data:
         left, top, right, bottom = data["crop_box"].tolist()
         height, width = data["input_size"].tolist()
@@ -165,7 +160,7 @@ def load_npz(path: str | Path) -> Explanation:
             input_size=(height, width),
             probabilities=data["probabilities"],
             target=int(data["target"]),
-            truth=None if truth == NOBODY else truth,
+            truth=None if truth == NO_CLASS else truth,
             classes=tuple(data["classes"].tolist()) or None,
             maps=data["maps"],
             importance=data["importance"],
@@ -176,12 +171,12 @@ def load_npz(path: str | Path) -> Explanation:
             assignment=data["assignment"],
             attention=data["attention"] if data["attention"].size else None,
             of=str(data["of"]),
-            layers=_layers(data),
+            layers=_load_layers(data),
             shown=int(data["shown"]),
         )
 
 
-def _layers(data: Mapping[str, NDArray]) -> tuple[Layer, ...]:
+def _load_layers(data: Mapping[str, NDArray]) -> tuple[Layer, ...]:
     described = zip(data["layer_names"], data["layer_forms"], data["layer_tokens"], strict=True)
     return tuple(
         Layer(str(name), form.item(), int(tokens), data[f"layer_{i}"])

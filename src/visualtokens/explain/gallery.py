@@ -1,4 +1,4 @@
-"""A folder of images, explained one by one on one page."""
+"""A folder of images, explained on one page."""
 
 from __future__ import annotations
 
@@ -13,72 +13,65 @@ from torch import nn
 from visualtokens.data import BadImage, Preprocess, read_image
 from visualtokens.errors import UserError
 from visualtokens.explain import html
-from visualtokens.explain.explainer import TooSmall, View, explain
+from visualtokens.explain.explainer import MapSource, TooSmall, explain
 from visualtokens.explain.explanation import Explanation
-from visualtokens.report import CLUSTERS
 
-SIDE = 288  # pixels of a picture's longer side: a page of a hundred photos stays near 10 MB
-
-REFUSED = "These files are not explained, and why."
+SIDE = 288  # pixels of an image's longer side: a page of 100 photos has about 10 MB
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept of one explained image: numbers and its part of the page, not its pixels."""
+    """One explained image: its numbers and its part of the page, without the pixels."""
 
     name: str  # relative to the folder
-    size: tuple[int, int]  # (width, height)
     predicted: str
     target: str
     probability: float  # of the target
     truth: str | None
     about: str
-    clusters: tuple[tuple[int, float], ...]  # the top ones and their importance
+    clusters: tuple[tuple[int, float], ...]  # the top clusters and their importance
     card: str  # HTML
 
 
 @dataclass
 class Gallery:
-    """The explained images, and those that could not be."""
+    """The explained images, and the files that could not be explained."""
 
     title: str
     entries: list[Entry] = field(default_factory=list)
     refused: list[BadImage] = field(default_factory=list)
 
     def add(self, explanation: Explanation, name: str) -> None:
+        """Append an explained image."""
         width, height = explanation.image.size
         self.entries.append(
             Entry(
                 name=name,
-                size=(width, height),
                 predicted=explanation.class_name(explanation.predicted),
                 target=explanation.class_name(explanation.target),
                 probability=float(explanation.probabilities[explanation.target]),
                 truth=explanation.class_name(explanation.truth) if explanation.truth is not None else None,
                 about=explanation.about,
                 clusters=tuple((k, float(explanation.importance[k])) for k in explanation.top),
-                card=html.sample_card(explanation, name=f"{name} ({width}×{height})", side=SIDE),
+                card=html.card(explanation, name=f"{name} ({width}×{height})", side=SIDE),
             )
         )
 
     def page(self) -> str:
+        """The HTML document."""
         body = [html.header(self.title, self._figures())]
         if self.entries:
             cards = "".join(entry.card for entry in self.entries)
-            body.append(html.section("What it looked at", CLUSTERS, html.colour_key() + cards))
+            body.append(html.section("Cluster importance", html.CLUSTERS, html.colour_key() + cards))
         if self.refused:
             lines = [f"{bad.path}: {bad.reason}" for bad in self.refused]
-            body.append(html.section("Not explained", REFUSED, html.notes(lines)))
+            intro = "Files that could not be explained, and why."
+            body.append(html.section("Skipped files", intro, html.notes(lines)))
         return html.page(self.title, body)
 
     def write(self, path: str | Path) -> Path:
         """Write the page as one self-contained HTML file."""
-        path = Path(path)
-        if path.suffix != ".html":
-            raise UserError(f"cannot write a gallery to {path.name!r}; end the name in .html")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.page(), encoding="utf-8")
-        return path
+        return html.write_page(path, self.page())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -98,19 +91,19 @@ class Gallery:
         return {"explained": explained, "unreadable": refused}
 
     def _figures(self) -> list[html.KeyFigure]:
-        figures = [("Images", str(len(self.entries)), "explained, one below the other")]
-        judged = [entry for entry in self.entries if entry.truth is not None]
-        if judged:
-            right = sum(entry.truth == entry.predicted for entry in judged)
-            note = f"of {len(judged)} that lie in a folder named after their class"
-            figures.append(("Right", str(right), note))
+        figures = [("Images", str(len(self.entries)), "explained")]
+        labelled = [entry for entry in self.entries if entry.truth is not None]
+        if labelled:
+            correct = sum(entry.truth == entry.predicted for entry in labelled)
+            note = f"of {len(labelled)} in a folder named after a class"
+            figures.append(("Correct", str(correct), note))
         if self.refused:
-            figures.append(("Left out", str(len(self.refused)), "files, named at the end of the page"))
+            figures.append(("Skipped", str(len(self.refused)), "files, listed at the end"))
         return figures
 
 
 def find_files(folder: str | Path) -> list[Path]:
-    """Every file below the folder, sorted; what is hidden is left alone."""
+    """Every file below the folder, sorted, without hidden files and folders."""
     found: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -121,7 +114,7 @@ def find_files(folder: str | Path) -> list[Path]:
 
 
 def class_of(path: Path, classes: Sequence[str]) -> int | None:
-    """The class that the folder of an image is named after, if it is."""
+    """The class that the parent folder of an image is named after, None if it is not."""
     folder = path.resolve().parent.name
     return classes.index(folder) if folder in classes else None
 
@@ -134,22 +127,22 @@ def explain_folder(
     target: int | None = None,
     layer: int = -1,
     top: int = 6,
-    of: View = "groups",
+    of: MapSource = "groups",
     batch: int = 16,
     classes: Sequence[str] | None = None,
     progress: bool | None = None,
 ) -> Gallery:
-    """Explain every image in a folder and the folders inside it; the options are those of ``explain``.
+    """Explain every image in a folder and its subfolders; the options are those of ``explain``.
 
-    An image in a folder that is named after one of the ``classes`` is known to be of that class. A file
-    that is no image, or one that cannot be explained, is named in ``refused`` and does not stop the
-    others. ``progress`` shows a bar; by default on a terminal.
+    The true class of an image is that of its parent folder, if it is named after one of the ``classes``.
+    Files that are not images or cannot be explained are collected in ``refused``. ``progress`` shows a
+    progress bar, by default on a terminal only.
     """
     from tqdm import tqdm
 
-    gallery = Gallery(f"What the model saw in {Path(folder).resolve().name}")
-    hidden = None if progress is None else not progress
-    for path in tqdm(find_files(folder), desc="explain", unit="image", leave=False, disable=hidden):
+    gallery = Gallery(f"Explanations of {Path(folder).resolve().name}")
+    disable = None if progress is None else not progress
+    for path in tqdm(find_files(folder), desc="explain", unit="image", leave=False, disable=disable):
         name = str(path.relative_to(folder))
         try:
             explanation = explain(

@@ -1,29 +1,84 @@
-"""The building blocks of a page that needs nothing but itself: no script, no file, no network.
+"""HTML pages that need no script, file or network, and the page of one explanation.
 
-Every function here takes plain text and returns HTML; the escaping happens here and nowhere else.
+Functions take plain text and return HTML; all escaping happens here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
+from visualtokens.errors import UserError
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.render import (
-    change,
     colour_stops,
     data_uri,
     draw_cluster,
     draw_layer,
     drawn_layers,
-    for_display,
-    framed,
-    layer_title,
+    format_change,
+    frame_crop,
+    layer_counts,
+    module_name,
     overlay,
+    resize_for_display,
 )
 
 KeyFigure = tuple[str, str, str]  # label, value, note
-SIDE = 384  # pixels of a picture's longer side: sharp on a phone, and a page of many stays small
+SIDE = 384  # pixels of an image's longer side: sharp on a phone, small in a page of many
+
+CLUSTERS = (
+    "The model groups the patches of an image into clusters; each heat map shows one cluster. Its region is "
+    "masked with black and the model runs again: the further the probability drops, the more the prediction "
+    "depends on the cluster. Clusters are sorted by importance. A bar is the probability; its dark end is "
+    "the part that masking removes (blue) or adds (orange)."
+)
+ATTENTION_CLUSTERS = (
+    "Every patch attends to a few clusters; each heat map shows the patches that attend to one cluster. They "
+    "are masked with black and the model runs again: the further the probability drops, the more the "
+    "prediction depends on them. Clusters are sorted by importance."
+)
+ATTENTION = (
+    "How strongly the patches attend to each cluster: brighter is stronger (patch-to-cluster attention, mean "
+    "over the heads)."
+)
+LAYERS = {
+    "tessellation": "The borders of the super tokens in each layer, and their number. Each patch is drawn as "
+    "part of the super token with the largest weight on it.",
+    "hard": "The tokens left in each layer, and their number. The patches of a token are filled with their "
+    "mean colour; dropped patches are dark.",
+}
+TOKEN_NAMES = {"soft": "Clusters", "tessellation": "Super tokens", "hard": "Tokens"}
+
+
+def explanation_page(explanation: Explanation) -> str:
+    """The page of one explanation."""
+    name = explanation.class_name(explanation.target)
+    p = float(explanation.probabilities[explanation.target])
+    grid = " × ".join(map(str, explanation.maps.shape[1:]))
+    figures = [
+        ("Class", name, explanation.about),
+        ("Probability", f"{p:.2f}", "of this class"),
+        (
+            TOKEN_NAMES[explanation.form],
+            str(len(explanation.order)),
+            f"on a grid of {grid} patches, in {module_name(explanation.layer)}",
+        ),
+    ]
+    title = f"Why “{name}”?"
+    intro = CLUSTERS if explanation.of == "groups" else ATTENTION_CLUSTERS
+    body = [header(title, figures), section("Cluster importance", intro, colour_key() + card(explanation))]
+    if explanation.attention is not None and explanation.of == "groups":
+        body.append(section("Attention to the clusters", ATTENTION, _attention_strip(explanation)))
+    if explanation.layers:
+        intro = LAYERS[explanation.layers[-1].form]
+        body.append(section("Tokens of each layer", intro, _layer_strip(explanation)))
+    body.append(section("Class probabilities", "The most probable classes.", _class_table(explanation)))
+    return page(title, body)
+
+
+# Parts of every page.
 
 
 def page(title: str, body: Iterable[str]) -> str:
@@ -37,8 +92,18 @@ def page(title: str, body: Iterable[str]) -> str:
     )
 
 
+def write_page(path: str | Path, text: str) -> Path:
+    """Write a document to a file that must end in .html; make its folder."""
+    path = Path(path)
+    if path.suffix != ".html":
+        raise UserError(f"cannot write a page to {path.name!r}; end the name in .html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def header(title: str, figures: Sequence[KeyFigure]) -> str:
-    """The title and the key figures under it."""
+    """The title and the key figures below it."""
     cells = "".join(
         f'<div><dt>{escape(label)}</dt><dd class="value">{escape(value)}</dd>'
         f'<dd class="note">{escape(note)}</dd></div>\n'
@@ -49,29 +114,112 @@ def header(title: str, figures: Sequence[KeyFigure]) -> str:
 
 
 def section(title: str, intro: str, body: str) -> str:
-    """A heading, one sentence on what is shown and how to read it, and what is shown (as HTML)."""
+    """A heading, an introduction and the content, which is HTML."""
     return f'<section>\n<h2>{escape(title)}</h2>\n<p class="intro">{escape(intro)}</p>\n{body}</section>\n'
 
 
 def notes(lines: Sequence[str]) -> str:
+    """A bullet list."""
     items = "".join(f"<li>{escape(line)}</li>\n" for line in lines)
     return f'<ul class="notes">\n{items}</ul>\n'
 
 
 def command(text: str) -> str:
+    """A shell command."""
     return f"<pre><code>{escape(text)}</code></pre>\n"
 
 
+# Parts that show explanations.
+
+
 def colour_key() -> str:
-    """What the colours of the heat maps mean."""
+    """The legend of the heat maps."""
     gradient = ", ".join(colour_stops())
     return (
         '<p class="key"><span>outside the cluster</span>'
-        f'<i style="background: linear-gradient(90deg, {gradient})"></i><span>at its heart</span></p>\n'
+        f'<i style="background: linear-gradient(90deg, {gradient})"></i><span>inside</span></p>\n'
     )
 
 
-def ranked_classes(explanation: Explanation, *, count: int = 5) -> str:
+def card(explanation: Explanation, *, name: str = "", side: int = SIDE) -> str:
+    """The image with its prediction, and the top clusters by decreasing importance."""
+    image, box = resize_for_display(explanation.image, explanation.crop_box, side=side)
+    clusters = []
+    for position, k in enumerate(explanation.top, start=1):
+        drawn = draw_cluster(explanation, k, image, box)
+        clusters.append(_cluster(explanation, k, position, data_uri(drawn)))
+    alt = f"{name or 'The image'}, predicted as {explanation.class_name(explanation.predicted)}"
+    return (
+        '<article class="sample">\n<div class="subject">\n'
+        f'<img src="{data_uri(frame_crop(image, box))}" alt="{escape(alt)}">\n'
+        f'<div class="prediction">\n{_prediction(explanation, name)}</div>\n</div>\n'
+        f'<ol class="clusters">\n{"".join(clusters)}</ol>\n</article>\n'
+    )
+
+
+def _prediction(explanation: Explanation, name: str) -> str:
+    predicted, truth = explanation.predicted, explanation.truth
+    p = explanation.probabilities[predicted]
+    lines = [f'<p class="class">{escape(explanation.class_name(predicted))} <b>{p:.2f}</b></p>\n']
+    if truth is None:
+        lines.append('<p class="aside">true class unknown</p>\n')
+    elif truth == predicted:
+        lines.append('<p class="truth correct">✓ correct</p>\n')
+    else:
+        true_class = escape(explanation.class_name(truth))
+        lines.append(f'<p class="truth wrong">✗ true class: {true_class}</p>\n')
+    if not explanation.target_is_prediction:
+        target = escape(explanation.class_name(explanation.target))
+        lines.append(f'<p class="aside">explained class: {target}</p>\n')
+    if name:
+        lines.append(f'<p class="aside">{escape(name)}</p>\n')
+    return "".join(lines)
+
+
+def _cluster(explanation: Explanation, k: int, position: int, source: str) -> str:
+    before, after = float(explanation.probabilities[explanation.target]), explanation.masked_probability(k)
+    change = format_change(explanation, k)
+    word = {"−": "drop in probability", "+": "rise in probability"}.get(change[0], "negligible change")
+    alt = (
+        f"Cluster {k}, number {position} in importance: "
+        f"masking it changes the probability from {before:.2f} to {after:.2f}"
+    )
+    difference = ("lost" if after <= before else "gained", abs(before - after))
+    return (
+        f'<li><img src="{source}" alt="{escape(alt)}"><p class="change"><b>{change}</b>{word}</p>'
+        f"{_bar(('kept', min(before, after)), difference)}</li>\n"
+    )
+
+
+def _layer_strip(explanation: Explanation) -> str:
+    image, box = resize_for_display(explanation.image, explanation.crop_box, side=SIDE)
+    items = []
+    for layer in drawn_layers(explanation):
+        name = module_name(layer.name)
+        source = data_uri(draw_layer(layer, image, box))
+        items.append(_captioned(source, str(layer.tokens), name, alt=f"{name}: {layer_counts(layer)}"))
+    return f'<ol class="clusters strip">\n{"".join(items)}</ol>\n'
+
+
+def _attention_strip(explanation: Explanation) -> str:
+    assert explanation.attention is not None
+    image, box = resize_for_display(explanation.image, explanation.crop_box, side=SIDE)
+    items = []
+    for k in explanation.top:
+        source = data_uri(overlay(image, explanation.attention[k], box=box))
+        alt = f"Attention of the patches to cluster {k}"
+        items.append(_captioned(source, format_change(explanation, k), f"cluster {k}", alt=alt))
+    return f'<ol class="clusters strip">\n{"".join(items)}</ol>\n'
+
+
+def _captioned(source: str, value: str, caption: str, *, alt: str) -> str:
+    return (
+        f'<li><img src="{source}" alt="{escape(alt)}">'
+        f'<p class="change"><b>{escape(value)}</b>{escape(caption)}</p></li>\n'
+    )
+
+
+def _class_table(explanation: Explanation, *, count: int = 5) -> str:
     """The most probable classes with a bar each."""
     best = explanation.probabilities.argsort(kind="stable")[::-1][:count].tolist()
     rows = "".join(
@@ -83,95 +231,13 @@ def ranked_classes(explanation: Explanation, *, count: int = 5) -> str:
     return f'<div class="wide"><table class="list">\n<tbody>\n{rows}</tbody>\n</table></div>\n'
 
 
-def sample_card(explanation: Explanation, *, name: str = "", side: int = SIDE) -> str:
-    """The image with what the model said of it, and its top clusters, most important first."""
-    picture, box = for_display(explanation.image, explanation.crop_box, side=side)
-    clusters = []
-    for position, k in enumerate(explanation.top, start=1):
-        drawn = draw_cluster(explanation, k, picture, box)
-        clusters.append(_cluster(explanation, k, position, data_uri(drawn)))
-    alt = f"{name or 'The image'}, taken for {explanation.class_name(explanation.predicted)}"
-    return (
-        '<article class="sample">\n<div class="subject">\n'
-        f'<img src="{data_uri(framed(picture, box))}" alt="{escape(alt)}">\n'
-        f'<div class="verdict">\n{_verdict(explanation, name)}</div>\n</div>\n'
-        f'<ol class="clusters">\n{"".join(clusters)}</ol>\n</article>\n'
-    )
-
-
-def layer_strip(explanation: Explanation) -> str:
-    """What the tokens stand for, layer by layer."""
-    picture, box = for_display(explanation.image, explanation.crop_box, side=SIDE)
-    items = []
-    for one in drawn_layers(explanation):
-        name, count = layer_title(one)
-        source = data_uri(draw_layer(one, picture, box))
-        items.append(_captioned(source, str(one.tokens), name, alt=f"{name}: {count}"))
-    return f'<ol class="clusters strip">\n{"".join(items)}</ol>\n'
-
-
-def attention_strip(explanation: Explanation) -> str:
-    """For each of the top clusters, how the patches attend to it."""
-    if explanation.attention is None:
-        return ""
-    picture, box = for_display(explanation.image, explanation.crop_box, side=SIDE)
-    items = []
-    for k in explanation.top:
-        drawn = overlay(picture, explanation.attention[k], box=box)
-        alt = f"Where patches attend to cluster {k}"
-        items.append(_captioned(data_uri(drawn), change(explanation, k), f"cluster {k}", alt=alt))
-    return f'<ol class="clusters strip">\n{"".join(items)}</ol>\n'
-
-
-def _captioned(source: str, value: str, caption: str, *, alt: str) -> str:
-    return (
-        f'<li><img src="{source}" alt="{escape(alt)}">'
-        f'<p class="drop"><b>{escape(value)}</b>{escape(caption)}</p></li>\n'
-    )
-
-
-def _verdict(explanation: Explanation, name: str) -> str:
-    said, p = explanation.predicted, explanation.probabilities[explanation.predicted]
-    truth = explanation.truth
-    lines = [f'<p class="says">{escape(explanation.class_name(said))} <b>{p:.2f}</b></p>\n']
-    if truth == said:
-        lines.append('<p class="truth right">✓ right</p>\n')
-    elif truth is not None:
-        lines.append(f'<p class="truth wrong">✗ wrong: it is {escape(explanation.class_name(truth))}</p>\n')
-    else:
-        lines.append('<p class="aside">whether it is right is not known</p>\n')
-    if not explanation.target_is_prediction:
-        lines.append(
-            f'<p class="aside">explained: {escape(explanation.class_name(explanation.target))}</p>\n'
-        )
-    if name:
-        lines.append(f'<p class="aside">{escape(name)}</p>\n')
-    return "".join(lines)
-
-
-def _cluster(explanation: Explanation, k: int, position: int, source: str) -> str:
-    before, after = float(explanation.probabilities[explanation.target]), explanation.masked_probability(k)
-    difference = change(explanation, k)
-    word = {"−": "drop in probability", "+": "rise in probability"}.get(difference[0], "hardly any change")
-    alt = (
-        f"Cluster {k}, number {position} in importance: "
-        f"without it the probability goes from {before:.2f} to {after:.2f}"
-    )
-    moved = ("lost" if after <= before else "gained", abs(before - after))
-    return (
-        f'<li><img src="{source}" alt="{escape(alt)}"><p class="drop"><b>{difference}</b>{word}</p>'
-        f"{_bar(('kept', min(before, after)), moved)}</li>\n"
-    )
-
-
 def _bar(*parts: tuple[str, float]) -> str:
-    """Parts of 0 to 1, side by side; the first of each is its style."""
+    """A bar of adjacent parts: the CSS class and the share, 0 to 1, of each."""
     inside = "".join(f'<i class="{kind}" style="width: {100 * share:.1f}%"></i>' for kind, share in parts)
     return f'<div class="bar">{inside}</div>'
 
 
-# The look of a page: one column, system fonts, two colours that colour-blind eyes tell apart.
-
+# One column, system fonts, and two colours that colour-blind readers can tell apart.
 CSS = """
 :root {
   color-scheme: light dark;
@@ -260,17 +326,17 @@ thead .tall { writing-mode: vertical-rl; transform: rotate(180deg); text-align: 
   background: var(--panel); border: 1px solid var(--line); border-radius: 14px;
 }
 .sample img { width: 100%; border-radius: 6px; }
-.verdict { margin-top: 12px; line-height: 1.4; overflow-wrap: anywhere; }
-.says { font-size: 1.2rem; font-weight: 650; letter-spacing: -.01em; }
-.says b { font-weight: 400; color: var(--soft); }
+.prediction { margin-top: 12px; line-height: 1.4; overflow-wrap: anywhere; }
+.class { font-size: 1.2rem; font-weight: 650; letter-spacing: -.01em; }
+.class b { font-weight: 400; color: var(--soft); }
 .truth { font-size: .9rem; }
-.truth.right { color: rgb(var(--right)); }
+.truth.correct { color: rgb(var(--right)); }
 .truth.wrong { color: rgb(var(--wrong)); font-weight: 650; }
 .aside { margin-top: 4px; font-size: .8rem; color: var(--soft); }
 .clusters { display: grid; grid-template-columns: repeat(6, 1fr); gap: 18px 14px;
   align-content: start; margin: 0; padding: 0; list-style: none; }
-.drop { margin-top: 8px; font-size: .75rem; line-height: 1.35; color: var(--soft); }
-.drop b { display: block; font-size: 1.1rem; font-weight: 650; color: var(--ink); }
+.change { margin-top: 8px; font-size: .75rem; line-height: 1.35; color: var(--soft); }
+.change b { display: block; font-size: 1.1rem; font-weight: 650; color: var(--ink); }
 .bar { display: flex; height: 6px; margin-top: 6px; border-radius: 3px; overflow: hidden;
   background: var(--track); }
 .bar .kept { background: rgb(var(--right) / .35); } .bar .lost { background: rgb(var(--right)); }
@@ -280,7 +346,7 @@ thead .tall { writing-mode: vertical-rl; transform: rotate(180deg); text-align: 
 @media (max-width: 640px) {
   .sample { grid-template-columns: 1fr; padding: 16px; }
   .subject { display: grid; grid-template-columns: 42% 1fr; gap: 16px; align-items: center; }
-  .verdict { margin-top: 0; }
+  .prediction { margin-top: 0; }
   .clusters { gap: 16px 10px; }
   .figures { grid-template-columns: 1fr 1fr; gap: 20px; }
   .key { font-size: .8rem; }

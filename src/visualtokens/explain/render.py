@@ -1,8 +1,10 @@
-"""Heat maps over pictures.
+"""Drawing on images: heat maps, token borders and mosaics, and figures of them.
 
-One colour scheme throughout: a perceptually uniform map whose lightness only rises, over the picture
-in greys and with one strength everywhere. So a place is lighter than it was exactly where the cluster
-is stronger, on a grey print and to colour-blind eyes too, and no colour of the photo looks like heat.
+Heat is drawn with a perceptually uniform colour map over the greyscale image, at one strength everywhere. So
+lighter always means more heat, also in greyscale print and for colour-blind readers.
+
+Coordinates are continuous pixels: pixel i covers [i, i + 1), its centre is i + 0.5. A box is (left, top,
+right, bottom), as in PIL, and need not fall on whole pixels.
 """
 
 from __future__ import annotations
@@ -15,46 +17,165 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageDraw
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter
 
 from visualtokens.errors import UserError
-from visualtokens.explain.importance import OUTSIDE, Box, Floats, mosaic, outlined, place, scale_box
-from visualtokens.explain.layers import Layer
+from visualtokens.explain.importance import Floats
+from visualtokens.explain.layers import Ints, Layer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from visualtokens.explain.explanation import Explanation
 
+Box = tuple[float, float, float, float]
+Bools = NDArray[np.bool_]
 
 COLORMAP = "magma"
-STRENGTH = 0.6  # how much of a pixel is heat; the rest is the photo
-LIFT = 0.6  # exponent that brightens the photo's greys, which the dark end of the colours would swallow
-LONGEST = 4  # times as long as wide: of what is longer, only the part around the crop is drawn
-MOST_LAYERS = 12
+STRENGTH = 0.6  # the share of heat in a pixel; the rest is the image
+BRIGHTEN = 0.6  # gamma of the greyscale image, which the dark end of the colour map would hide
+DIMMED = 0.35  # brightness of pixels outside the crop and of dropped patches
+LINE_SCALE = 480  # a border is drawn one pixel wider on either side per this many pixels of the longer side
+MAX_ASPECT = 4  # of a drawn image; a longer one is cut to the part around the crop
+MAX_LAYERS = 12  # in one figure or page
+OUTSIDE = -2  # the label of a pixel outside the box
+
+
+# From the patch grid to pixels.
+
+
+def place(heat: Floats, box: Box, size: tuple[int, int]) -> tuple[Floats, Bools]:
+    """Upsample ``heat (h, w)`` into ``box`` on a canvas of ``size`` = (width, height).
+
+    Returns the canvas ``(height, width)``, zero outside the box, and which pixels have their centre inside
+    it. The interpolation is that of ``interpolate(..., mode="bilinear", align_corners=False)``.
+    """
+    x = _relative(size[0], box[0], box[2])  # (width,)
+    y = _relative(size[1], box[1], box[3])  # (height,)
+    inside = _inside(x, y)
+    rows, columns = _bilinear(y, heat.shape[0]), _bilinear(x, heat.shape[1])  # (height, h), (width, w)
+    return np.where(inside, rows @ heat @ columns.T, 0).astype(np.float32), inside
+
+
+def upsample(heat: Floats, height: int, width: int) -> Floats:
+    """``(height, width)``: the ``heat (h, w)`` of patches that cover the whole image, per pixel."""
+    return place(heat, (0, 0, width, height), (width, height))[0]
+
+
+def place_labels(labels: Ints, box: Box, size: tuple[int, int]) -> Ints:
+    """``(height, width)``: the label of ``labels (h, w)`` below each pixel, -2 outside the box."""
+    x = _relative(size[0], box[0], box[2])  # (width,)
+    y = _relative(size[1], box[1], box[3])  # (height,)
+    row = np.clip((y * labels.shape[0]).astype(int), 0, labels.shape[0] - 1)
+    column = np.clip((x * labels.shape[1]).astype(int), 0, labels.shape[1] - 1)
+    return np.where(_inside(x, y), labels[row[:, None], column], OUTSIDE)
+
+
+def _relative(pixels: int, start: float, end: float) -> Floats:
+    """``(pixels,)``: the position of each pixel's centre, 0 at start and 1 at end."""
+    return (np.arange(pixels) + 0.5 - start) / (end - start)
+
+
+def _inside(x: Floats, y: Floats) -> Bools:
+    return ((y >= 0) & (y <= 1))[:, None] & ((x >= 0) & (x <= 1))[None]  # (height, width)
+
+
+def _bilinear(positions: Floats, count: int) -> Floats:
+    """``(len(positions), count)``: linear interpolation weights between ``count`` cells that span 0 to 1."""
+    centres = np.clip(positions * count - 0.5, 0, count - 1)  # in units of cell centres
+    return np.maximum(0, 1 - np.abs(centres[:, None] - np.arange(count)))
+
+
+def scale_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box:
+    """The box after its image is resized from one (width, height) to another."""
+    sx, sy = after[0] / before[0], after[1] / before[1]
+    return box[0] * sx, box[1] * sy, box[2] * sx, box[3] * sy
+
+
+# Heat.
 
 
 def overlay(
     image: Image.Image, heat: Floats, *, box: Box | None = None, strength: float = STRENGTH
 ) -> Image.Image:
-    """Draw ``heat (h, w)``, from 0 to 1, over the ``box`` of the image it describes (default: all of it).
-
-    What lies outside the box is dimmed.
-    """
+    """Draw ``heat (h, w)``, from 0 to 1, over the ``box`` of the image (default: all of it); dim the rest."""
     canvas, inside = place(heat, box or (0, 0, *image.size), image.size)  # (H, W), (H, W)
     grey = np.asarray(image.convert("L"), dtype=np.float32)[..., None] / 255  # (H, W, 1)
-    mixed = (1 - strength) * grey**LIFT + strength * _colours(canvas)  # (H, W, 3)
-    mixed = np.where(inside[..., None], mixed, OUTSIDE * grey)
+    mixed = (1 - strength) * grey**BRIGHTEN + strength * _colours(canvas)  # (H, W, 3)
+    mixed = np.where(inside[..., None], mixed, DIMMED * grey)
     return Image.fromarray((mixed * 255).round().astype(np.uint8))
 
 
-def framed(image: Image.Image, box: Box) -> Image.Image:
-    """The picture in its own colours, dimmed outside the box, with a thin line around what is inside."""
+def colour_stops(count: int = 9) -> list[str]:
+    """The colour map from 0 to 1, as CSS colours."""
+    rgb = (_colours(np.linspace(0, 1, count, dtype=np.float32)) * 255).round().astype(int)  # (count, 3)
+    return [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in rgb]
+
+
+def _colours(values: Floats) -> Floats:
+    """``(..., 3)``: RGB from 0 to 1."""
+    from matplotlib import colormaps
+
+    return colormaps[COLORMAP](values)[..., :3].astype(np.float32)
+
+
+# Tokens as regions. A border is white between two dark lines, so it is visible on any image.
+
+
+def draw_borders(image: Image.Image, assignment: Ints, *, box: Box, token: int | None = None) -> Image.Image:
+    """Draw the borders between the tokens of ``assignment (h, w)``, or only those around one token."""
+    labels = place_labels(assignment, box, image.size)  # (H, W)
+    if token is not None:
+        labels = np.where(labels == OUTSIDE, OUTSIDE, labels == token)
+    border = _border(labels)  # (H, W)
+    width = max(round(max(image.size) / LINE_SCALE), 1)
+    dark, light = _dilate(border, width), _dilate(border, width - 1)
+    pixels = np.asarray(image.convert("RGB")).copy()  # (H, W, 3)
+    pixels[dark] = pixels[dark] // 4
+    pixels[light] = 255
+    return Image.fromarray(pixels)
+
+
+def draw_mosaic(image: Image.Image, assignment: Ints, *, box: Box) -> Image.Image:
+    """Fill the patches of each token with their mean colour; dim dropped patches; draw the borders."""
+    labels = place_labels(assignment, box, image.size)  # (H, W)
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float64)  # (H, W, 3)
+    kept = labels >= 0
+    count = np.bincount(labels[kept])  # (K,)
+    sums = np.stack([np.bincount(labels[kept], pixels[kept, c]) for c in range(3)], axis=1)  # (K, 3)
+    means = sums / np.maximum(count, 1)[:, None]
+    filled = DIMMED * np.broadcast_to(pixels.mean(2, keepdims=True), pixels.shape).copy()
+    filled[kept] = means[labels[kept]]
+    return draw_borders(Image.fromarray(filled.round().astype(np.uint8)), assignment, box=box)
+
+
+def _border(labels: Ints) -> Bools:
+    """``(H, W)``: the pixels whose right or lower neighbour has another label, both inside the box."""
+    border = np.zeros(labels.shape, dtype=bool)
+    seen = labels != OUTSIDE
+    border[:-1] |= (labels[:-1] != labels[1:]) & seen[:-1] & seen[1:]
+    border[:, :-1] |= (labels[:, :-1] != labels[:, 1:]) & seen[:, :-1] & seen[:, 1:]
+    return border
+
+
+def _dilate(mask: Bools, radius: int) -> Bools:
+    if radius < 1:
+        return mask
+    dilated = Image.fromarray(mask.astype(np.uint8)).filter(ImageFilter.MaxFilter(2 * radius + 1))
+    return np.asarray(dilated).astype(bool)
+
+
+# Images for display.
+
+
+def frame_crop(image: Image.Image, box: Box) -> Image.Image:
+    """Dim the image outside the box and draw a thin line around it."""
     _, inside = place(np.zeros((1, 1), dtype=np.float32), box, image.size)
     if inside.all():
         return image
     pixels = np.asarray(image, dtype=np.float32)  # (H, W, 3)
-    dimmed = np.where(inside[..., None], pixels, OUTSIDE * pixels)
+    dimmed = np.where(inside[..., None], pixels, DIMMED * pixels)
     out = Image.fromarray(dimmed.round().astype(np.uint8))
     width, height = image.size
     left, top = max(round(box[0]), 0), max(round(box[1]), 0)
@@ -64,28 +185,28 @@ def framed(image: Image.Image, box: Box) -> Image.Image:
     return out
 
 
-def for_display(image: Image.Image, box: Box, *, side: int) -> tuple[Image.Image, Box]:
+def resize_for_display(image: Image.Image, box: Box, *, side: int) -> tuple[Image.Image, Box]:
     """The image with its longer side near ``side`` pixels, and the box on it.
 
-    Tiny images grow by a whole factor and keep hard pixels, so that a heat map over them is smooth while
-    the pixels stay what they are.
+    Small images are enlarged by a whole factor without smoothing, so that their pixels stay visible below
+    the heat map.
     """
-    image, box = _trimmed(image, box)
+    image, box = _limit_aspect(image, box)
     factor = side / max(image.size)
     if factor >= 2:
         after = image.width * int(factor), image.height * int(factor)
-        enlarged = image.resize(after, Image.Resampling.NEAREST)
+        resized = image.resize(after, Image.Resampling.NEAREST)
     else:
         after = max(round(image.width * factor), 1), max(round(image.height * factor), 1)
-        # A photo of a scanner's size is halved a few times first, which looks the same and is much faster.
-        enlarged = image.resize(after, Image.Resampling.LANCZOS, reducing_gap=3.0)
-    return enlarged, scale_box(box, image.size, after)
+        # reducing_gap halves a large photo first: the same result to the eye, much faster
+        resized = image.resize(after, Image.Resampling.LANCZOS, reducing_gap=3.0)
+    return resized, scale_box(box, image.size, after)
 
 
-def _trimmed(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
-    """Without the far ends of an image that is a mere strip, whose crop nobody would see."""
+def _limit_aspect(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
+    """Cut a very long image to the part around the box, which would otherwise be too small to see."""
     width, height = image.size
-    across, down = min(width, LONGEST * height), min(height, LONGEST * width)
+    across, down = min(width, MAX_ASPECT * height), min(height, MAX_ASPECT * width)
     if (across, down) == image.size:
         return image, box
     left = min(max(round((box[0] + box[2] - across) / 2), 0), width - across)
@@ -95,64 +216,72 @@ def _trimmed(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
 
 
 def data_uri(image: Image.Image) -> str:
-    """The image inside an HTML page, without a file beside it."""
+    """The image as a ``data:`` URI for an HTML page."""
     buffer = io.BytesIO()
-    # JPEG, because a page of photos would weigh ten times more as PNG
+    # JPEG: as PNG, a page of photos would be ten times as large
     image.save(buffer, format="JPEG", quality=90, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def draw_cluster(explanation: Explanation, k: int, picture: Image.Image, box: Box) -> Image.Image:
-    """What was blacked out as cluster k, on the picture; where patches belong to one token, its outline."""
-    drawn = overlay(picture, explanation.maps[k], box=box)
+# Explanations.
+
+
+def draw_cluster(explanation: Explanation, k: int, image: Image.Image, box: Box) -> Image.Image:
+    """The map of cluster k as heat; with the token's border where patches belong to one token each."""
+    drawn = overlay(image, explanation.maps[k], box=box)
     if explanation.form == "soft" or explanation.of == "attention":
         return drawn
-    return outlined(drawn, explanation.assignment, box=box, token=k)
+    return draw_borders(drawn, explanation.assignment, box=box, token=k)
 
 
-def draw_layer(one: Layer, picture: Image.Image, box: Box) -> Image.Image:
-    """What the tokens of a layer stand for: super tokens by their borders, groups as a mosaic."""
-    if one.form == "hard":
-        return mosaic(picture, one.assignment, box=box)
-    return outlined(framed(picture, box), one.assignment, box=box)
-
-
-def layer_title(one: Layer) -> tuple[str, str]:
-    """The name of the layer, and how many tokens stand for how much."""
-    patches = one.assignment.size
-    dropped = f", {one.dropped} dropped" if one.dropped else ""
-    return place_name(one.name), f"{one.tokens} tokens for {patches} patches{dropped}"
-
-
-def place_name(tap: str) -> str:
-    """Where in the model a tap sits."""
-    return tap.removesuffix(".tap").removesuffix(".reduction") if tap != "tap" else "the model"
+def draw_layer(layer: Layer, image: Image.Image, box: Box) -> Image.Image:
+    """The tokens of a layer: a mosaic if the grouping is hard, otherwise the borders of the super tokens."""
+    if layer.form == "hard":
+        return draw_mosaic(image, layer.assignment, box=box)
+    return draw_borders(frame_crop(image, box), layer.assignment, box=box)
 
 
 def drawn_layers(explanation: Explanation) -> list[Layer]:
-    """The layers that are drawn: all, or of very many some, the first and the last among them."""
+    """The layers to draw: all, or an even selection with the first and the last."""
     layers = explanation.layers
-    if len(layers) <= MOST_LAYERS:
+    if len(layers) <= MAX_LAYERS:
         return list(layers)
-    return [layers[round(i)] for i in np.linspace(0, len(layers) - 1, MOST_LAYERS)]
+    return [layers[round(i)] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS)]
+
+
+def module_name(tap: str) -> str:
+    """The module that a tap belongs to."""
+    return "the model" if tap == "tap" else tap.removesuffix(".tap").removesuffix(".reduction")
+
+
+def layer_counts(layer: Layer) -> str:
+    """The numbers of tokens, patches and dropped patches."""
+    dropped = f", {layer.dropped} dropped" if layer.dropped else ""
+    return f"{layer.tokens} tokens for {layer.assignment.size} patches{dropped}"
+
+
+def format_change(explanation: Explanation, k: int) -> str:
+    """The change of the target's probability when cluster k is masked, such as "−0.42"."""
+    text = f"{-explanation.importance[k]:+.2f}".replace("-", "−")
+    return "0.00" if text in ("+0.00", "−0.00") else text
 
 
 def figure(explanation: Explanation) -> Figure:
-    """The image and its top clusters side by side, each with its drop in probability."""
-    picture, box = for_display(explanation.image, explanation.crop_box, side=512)
+    """The image and its top clusters side by side, each with its change in probability."""
+    image, box = resize_for_display(explanation.image, explanation.crop_box, side=512)
     name = textwrap.shorten(explanation.class_name(explanation.target), 36, placeholder="…")
     p = explanation.probabilities[explanation.target]
-    panels = [(framed(picture, box), f"{name}\nprobability {p:.2f}")]
+    panels = [(frame_crop(image, box), f"{name}\nprobability {p:.2f}")]
     if explanation.form != "soft":
-        now = Layer(explanation.layer, explanation.form, len(explanation.maps), explanation.assignment)
-        panels.append((draw_layer(now, picture, box), "\n".join(layer_title(now))))
+        layer = Layer(explanation.layer, explanation.form, len(explanation.maps), explanation.assignment)
+        panels.append(_layer_panel(layer, image, box))
     for k in explanation.top:
-        panels.append((draw_cluster(explanation, k, picture, box), f"cluster {k}\n{change(explanation, k)}"))
+        drawn = draw_cluster(explanation, k, image, box)
+        panels.append((drawn, f"cluster {k}\n{format_change(explanation, k)}"))
     return _panels(
         panels,
-        f"{explanation.about}\n"
-        "Each heat map is one cluster, the brighter the stronger. "
-        "The number is how the probability changes when it is blacked out.",
+        f"{explanation.about}\nEach heat map shows one cluster; brighter means a larger weight. "
+        "The number is the change in probability when the cluster is masked.",
     )
 
 
@@ -160,18 +289,20 @@ def layers_figure(explanation: Explanation) -> Figure:
     """The layers that divide the patches among tokens, side by side."""
     if not explanation.layers:
         raise UserError(
-            f"{place_name(explanation.layer)} does not divide the patches among its tokens: every token "
-            "looks at all of them; plot() shows its maps"
+            f"{module_name(explanation.layer)} does not divide the patches among its tokens: every token "
+            "has a weight on all of them; plot() shows the maps"
         )
-    picture, box = for_display(explanation.image, explanation.crop_box, side=512)
-    panels = [
-        (draw_layer(one, picture, box), "\n".join(layer_title(one))) for one in drawn_layers(explanation)
-    ]
-    return _panels(panels, "Which patches each token stands for, layer by layer.")
+    image, box = resize_for_display(explanation.image, explanation.crop_box, side=512)
+    panels = [_layer_panel(layer, image, box) for layer in drawn_layers(explanation)]
+    return _panels(panels, "The patches that each token represents, layer by layer.")
+
+
+def _layer_panel(layer: Layer, image: Image.Image, box: Box) -> tuple[Image.Image, str]:
+    return draw_layer(layer, image, box), f"{module_name(layer.name)}\n{layer_counts(layer)}"
 
 
 def _panels(panels: Sequence[tuple[Image.Image, str]], caption: str) -> Figure:
-    from matplotlib.figure import Figure  # not pyplot, which keeps figures alive and is not for threads
+    from matplotlib.figure import Figure  # pyplot would keep every figure alive and is not thread-safe
 
     columns = min(len(panels), 4)
     rows = math.ceil(len(panels) / columns)
@@ -181,28 +312,9 @@ def _panels(panels: Sequence[tuple[Image.Image, str]], caption: str) -> Figure:
     axes = list(fig.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
         ax.set_axis_off()
-    for ax, (shown, title) in zip(axes, panels, strict=False):
-        ax.imshow(np.asarray(shown))
-        ax.set_title(title, fontsize=10, parse_math=False)  # a class may be called "$1"
+    for ax, (image, title) in zip(axes, panels, strict=False):
+        ax.imshow(np.asarray(image))
+        ax.set_title(title, fontsize=10, parse_math=False)  # a class name may contain "$"
     text = "\n".join(textwrap.fill(line, 38 * columns) for line in caption.splitlines())
     fig.supxlabel(text, fontsize=9, parse_math=False)
     return fig
-
-
-def change(explanation: Explanation, k: int) -> str:
-    """How blacking out cluster k changes the target's probability, as "−0.42"."""
-    text = f"{-explanation.importance[k]:+.2f}".replace("-", "−")
-    return "0.00" if text in ("+0.00", "−0.00") else text
-
-
-def colour_stops(count: int = 9) -> list[str]:
-    """The colour scheme from 0 to 1, as CSS colours."""
-    rgb = (_colours(np.linspace(0, 1, count, dtype=np.float32)) * 255).round().astype(int)  # (count, 3)
-    return [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in rgb]
-
-
-def _colours(values: Floats) -> Floats:
-    """``(..., 3)``, from 0 to 1."""
-    from matplotlib import colormaps
-
-    return colormaps[COLORMAP](values)[..., :3].astype(np.float32)

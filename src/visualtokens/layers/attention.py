@@ -1,4 +1,4 @@
-"""Multi-head self-attention of the tokens of a grid, as STViT has it between its super tokens."""
+"""Multi-head self-attention, and super token attention (STViT, Algo. 1)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from visualtokens.errors import UserError
-from visualtokens.grouping import Grouping, Tap
+from visualtokens.grouping import Tap
 from visualtokens.layers.convolutions import to_map, to_tokens
 from visualtokens.ops import attend, join_heads
 from visualtokens.ops.super_tokens import (
@@ -23,63 +23,13 @@ from visualtokens.ops.super_tokens import (
 )
 
 
-class SelfAttention(nn.Module):
-    """softmax(q kᵀ · D^-0.5 + bias) v on ``(B, N, C)``, then a projection.
-
-    The channels of ``qkv`` are q, k and v of the first head, then of the second, and so on, as in STViT.
-    ``window``: the grid (H, W) for which to learn a bias by relative position; None has no bias.
-    """
-
-    def __init__(self, dim: int, *, heads: int, window: tuple[int, int] | None = None) -> None:
-        super().__init__()
-        if dim % heads:
-            raise UserError(f"dim={dim} cannot be split over heads={heads}; give a divisor of {dim}")
-        self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.position = None if window is None else RelativePosition(heads, window)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        qkv = self.qkv(x).unflatten(2, (self.heads, 3, -1))  # (B, N, heads, 3, D)
-        q, k, v = qkv.transpose(1, 2).unbind(3)  # (B, heads, N, D)
-        bias = None if self.position is None else self.position(grid).to(q.dtype)
-        return self.proj(join_heads(attend(q, k, v, bias)))
-
-
-class RelativePosition(nn.Module):
-    """Swin's bias: one learned value per head and per offset between two tokens of a grid.
-
-    On another grid than the ``window`` it was made for, the table is interpolated.
-    """
-
-    def __init__(self, heads: int, window: tuple[int, int]) -> None:
-        super().__init__()
-        self.window = window
-        self.table = nn.Parameter(torch.empty(heads, 2 * window[0] - 1, 2 * window[1] - 1))
-        nn.init.trunc_normal_(self.table, std=0.02)
-
-    def forward(self, grid: tuple[int, int]) -> Tensor:
-        """``(heads, N, N)`` for the N = H·W tokens of the grid."""
-        height, width = grid
-        table: Tensor = self.table
-        if grid != self.window:
-            size = (2 * height - 1, 2 * width - 1)
-            table = F.interpolate(table.unsqueeze(0), size, mode="bicubic", align_corners=True).squeeze(0)
-        # Token y sees token y' at offset y - y': as a window that slides over the table backwards.
-        offsets = table.flip(1, 2).unfold(1, height, 1).unfold(2, width, 1)  # (heads, H, W, H, W)
-        return offsets.flip(1, 2).flatten(3, 4).flatten(1, 2)
-
-
-# Super token attention (STViT, Algo. 1).
-
-
 class SuperTokenAttention(nn.Module):
-    """STViT Algo. 1 on ``(B, C, H, W)``: sample super tokens, let them attend to each other, hand back.
+    """STViT Algo. 1 on ``(B, C, H, W)``: sample super tokens, attend among them, upsample to all tokens.
 
-    Every ``cell`` of h×w tokens has one super token, and every token belongs to the nine around it, by an
-    association that ``n_iter`` rounds make (see :func:`~visualtokens.ops.super_token_association`, also
-    for ``border``). Any grid will do. A cell of one token leaves nothing to sample: that is plain
-    self-attention. ``window`` is the grid of super tokens for which to learn a bias by position.
+    Each ``cell`` of h×w tokens has one super token. Each token is associated with the nine super tokens
+    around it, in ``n_iter`` rounds; see :func:`~visualtokens.ops.super_token_association`, also for
+    ``border``. Grids of any size work; cells at the border may be cut. ``cell=(1, 1)`` is plain
+    self-attention. ``window`` is the grid of super tokens for which a relative position bias is learned.
     """
 
     def __init__(
@@ -105,7 +55,7 @@ class SuperTokenAttention(nn.Module):
 
     @property
     def samples(self) -> bool:
-        """Whether there are super tokens at all."""
+        """Whether super tokens are sampled; False for plain self-attention."""
         return self.cell != (1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,29 +67,70 @@ class SuperTokenAttention(nn.Module):
         by_cell = to_cells(tokens, cells)  # (B, K, T, C)
         association = associate(by_cell, cells, n_iter=self.n_iter, border=self.border)  # (B, K, T, 9)
         if self.tap.wanted():
-            found = _grouping(association, cells)
-            self.tap(found.weights, grid, found.size, found.index)
+            _record(self.tap, association, cells)
         supers = self.mix(gather_cells(by_cell, association, cells), cells.count)  # (B, K, C)
         return to_map(from_cells(scatter_cells(supers, association, cells), cells), grid)
-
-    def grouping(self, x: Tensor) -> Grouping:
-        """Which tokens of ``x (B, C, H, W)`` belong to which super token, nine weights per token."""
-        if not self.samples:
-            raise UserError("cell=(1, 1) makes no super tokens; create the attention with larger cells")
-        cells = Cells((x.shape[2], x.shape[3]), self.cell)
-        by_cell = to_cells(to_tokens(x), cells)
-        return _grouping(associate(by_cell, cells, n_iter=self.n_iter, border=self.border), cells)
 
     def extra_repr(self) -> str:
         return f"cell={self.cell}, n_iter={self.n_iter}, border={self.border!r}"
 
 
-def _grouping(association: Tensor, cells: Cells) -> Grouping:
-    """The sparse form. A super token's size is the effective number of its tokens, (Σw)² / Σw²."""
+def _record(tap: Tap, association: Tensor, cells: Cells) -> None:
+    """Passes ``association (B, K, T, 9)`` to the tap in sparse form.
+
+    The size of a super token is the effective number of its tokens, (Σw)² / Σw².
+    """
     weights = from_cells(association, cells)  # (B, N, 9)
     index = neighbour_index(cells, device=weights.device)  # (N, 9)
-    by_cell = to_cells(weights, cells)  # without what fills up cut cells
+    by_cell = to_cells(weights, cells)  # (B, K, T, 9), now with zero weight for padding
     total = add_to_neighbours(by_cell.sum(2).unsqueeze(3), cells.count).squeeze(2)  # (B, K)
     squares = add_to_neighbours(by_cell.square().sum(2).unsqueeze(3), cells.count).squeeze(2)
     size = total.square() / squares.clamp_min(torch.finfo(squares.dtype).tiny)
-    return Grouping(weights, cells.grid, size, index.expand(weights.shape[0], -1, -1))
+    tap(weights, cells.grid, size, index.expand(weights.shape[0], -1, -1))
+
+
+class SelfAttention(nn.Module):
+    """softmax(q kᵀ · D^-0.5 + bias) v on ``(B, N, C)``, then a projection.
+
+    The channels of ``qkv`` are ordered by head, as in STViT: q, k and v of the first head, then of the
+    second. ``window`` is the grid (H, W) for which a relative position bias is learned; None for no bias.
+    """
+
+    def __init__(self, dim: int, *, heads: int, window: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        if dim % heads:
+            raise UserError(f"dim={dim} cannot be split over heads={heads}; give a divisor of {dim}")
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.position = None if window is None else RelativePosition(heads, window)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        qkv = self.qkv(x).unflatten(2, (self.heads, 3, -1))  # (B, N, heads, 3, D)
+        q, k, v = qkv.transpose(1, 2).unbind(3)  # (B, heads, N, D)
+        bias = None if self.position is None else self.position(grid).to(q.dtype)
+        return self.proj(join_heads(attend(q, k, v, bias)))
+
+
+class RelativePosition(nn.Module):
+    """Swin's relative position bias: one learned value per head and offset between two tokens of a grid.
+
+    For a grid other than ``window`` the table is interpolated.
+    """
+
+    def __init__(self, heads: int, window: tuple[int, int]) -> None:
+        super().__init__()
+        self.window = window
+        self.table = nn.Parameter(torch.empty(heads, 2 * window[0] - 1, 2 * window[1] - 1))
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def forward(self, grid: tuple[int, int]) -> Tensor:
+        """Returns the bias ``(heads, N, N)`` for the N = H·W tokens of the grid."""
+        height, width = grid
+        table: Tensor = self.table
+        if grid != self.window:
+            size = (2 * height - 1, 2 * width - 1)
+            table = F.interpolate(table.unsqueeze(0), size, mode="bicubic", align_corners=True).squeeze(0)
+        # A query at y has its key y' at offset y - y': a window that slides backwards over the table.
+        offsets = table.flip(1, 2).unfold(1, height, 1).unfold(2, width, 1)  # (heads, H, W, H, W)
+        return offsets.flip(1, 2).flatten(3, 4).flatten(1, 2)

@@ -1,4 +1,7 @@
-"""Let the tokens ``(B, L, C)`` talk: the transformer of Visual Transformers (Sec. 3.2), and its rivals."""
+"""Token mixers and the projector of Visual Transformers (Sec. 3.2 and 3.3).
+
+A mixer maps tokens ``(B, K, C)`` to tokens of the same shape; the projector writes them back to the pixels.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,13 @@ from visualtokens.ops import assign_soft, attend, scatter
 
 
 class TokenTransformer(nn.Module):
-    """VT Eq. 3: T' = T + BN(softmax((T K)(T Q)ᵀ / √D) T), softmax over the tokens that are summed,
-    Eq. 4: T_out = T' + ReLU(T' F₁) F₂.
+    """VT Eq. 3: T' = T + BN(softmax((T W_K)(T W_Q)ᵀ / √D) T), Eq. 4: T_out = T' + ReLU(T' F₁) F₂.
 
-    One head, no values; K and Q lead to D = ``attn_dim`` channels in ``groups``. Both branches start as
-    nothing.
+    One head without values; W_K and W_Q map to D = ``attn_dim`` channels in ``groups``. Both branches start
+    as the identity.
     """
 
-    # PAPER: Eq. 3 does not scale, and K, Q, F1, F2 have neither groups nor BatchNorm.
+    # PAPER: Eq. 3 does not scale, and W_K, W_Q, F₁, F₂ have neither groups nor BatchNorm.
     def __init__(
         self, dim: int, *, hidden: int = 1024, attn_dim: int = 512, groups: int = 2, drop_path: float = 0.0
     ) -> None:
@@ -41,17 +43,17 @@ class TokenTransformer(nn.Module):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # Eq. 3 sums over the index of Q, so K takes the place that queries have elsewhere.
+        # Eq. 3 sums over the index of W_Q, so the keys are what other papers call queries.
         key, query, value = (t.unsqueeze(1) for t in (self.key(tokens), self.query(tokens), tokens))
-        seen = attend(key, query, value).squeeze(1)  # (B, L, C)
-        tokens = tokens + self.drop_path(normalise_tokens(self.norm, seen))
+        attended = attend(key, query, value).squeeze(1)  # (B, K, C)
+        tokens = tokens + self.drop_path(normalise_tokens(self.norm, attended))
         return tokens + self.drop_path(self.ffn2(F.relu(self.ffn1(tokens))))
 
 
 class TokenGraphConv(nn.Module):
-    """VT Table 5, graph convolution: T + ((I − A_g) T) W, with one learned graph A_g ``(L, L)``.
+    """VT Table 5, graph convolution: T + ((I − A_g) T) W, with one learned graph A_g ``(K, K)``.
 
-    The number of tokens is fixed. A_g starts at zero: no token sees another.
+    The number of tokens is fixed. A_g starts at zero, without an edge between tokens.
     """
 
     def __init__(self, dim: int, *, tokens: int, drop_path: float = 0.0) -> None:
@@ -65,7 +67,7 @@ class TokenGraphConv(nn.Module):
 
 
 class TokenLinear(nn.Module):
-    """VT Table 5, no mixing: T + T W, every token by itself."""
+    """VT Table 5, no mixing: T + T W, each token separately."""
 
     def __init__(self, dim: int, *, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -76,14 +78,11 @@ class TokenLinear(nn.Module):
         return tokens + self.drop_path(self.conv(tokens))
 
 
-# From visual tokens back to pixels (Visual Transformers, Sec. 3.3).
-
-
 class Projector(nn.Module):
     """VT Eq. 5: X_out = X + BN(softmax over tokens of (X W_Q)(T W_K)ᵀ / √C · (T W_V)).
 
-    ``(B, C_in, H, W)`` and tokens ``(B, L, CT)`` give ``(B, C, H, W)``: a convolution first takes X to
-    C channels where they differ. W_V is the identity where CT = C. The branch starts as nothing.
+    Maps ``x (B, C_in, H, W)`` and ``tokens (B, K, CT)`` to ``(B, C, H, W)``. If C_in ≠ C, a convolution first
+    maps X to C channels; W_V is the identity if CT = C. The branch starts as the identity.
     """
 
     # PAPER: Eq. 5 does not scale and has no W_V, which CT ≠ C needs.
@@ -103,10 +102,10 @@ class Projector(nn.Module):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        x = self.widen(x)
+        x = self.widen(x)  # (B, C, H, W)
         grid = x.shape[2], x.shape[3]
-        key = self.key(tokens) * self.scale  # (B, L, C)
-        logits = to_tokens(self.query(x)) @ key.mT  # (B, N, L)
+        key = self.key(tokens) * self.scale  # (B, K, C)
+        logits = to_tokens(self.query(x)) @ key.mT  # (B, N, K)
         weights = self.tap(assign_soft(logits, over="groups"), grid)
-        answer = to_map(scatter(self.value(tokens), weights), grid)  # (B, C, H, W)
-        return x + self.drop_path(self.norm(answer))
+        update = to_map(scatter(self.value(tokens), weights), grid)  # (B, C, H, W)
+        return x + self.drop_path(self.norm(update))

@@ -1,38 +1,61 @@
-"""From pixels to visual tokens (Visual Transformers, Sec. 3.1 and appendix C).
+"""The tokenizers of Visual Transformers (Sec. 3.1 and appendix C), and how to register another one.
 
-Each takes a feature map ``(B, C, H, W)`` of any size and gives ``(B, L, CT)``: L tokens of CT channels.
-In the equations X is the map as ``(N, C)`` pixels. All but pooling weigh the pixels by A ``(N, L)``,
-softmax over pixels, and a 1×1 convolution with BatchNorm takes the weighted means to CT channels.
+A tokenizer maps a feature map ``(B, C, H, W)`` of any size to K tokens ``(B, K, CT)``. In the equations X is
+the map as pixels ``(N, C)``. All but pooling weight the pixels by A ``(N, K)``, a softmax over pixels; a 1×1
+convolution with BatchNorm then maps the weighted means to CT channels.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from visualtokens.errors import UserError
+from visualtokens.errors import UserError, unknown
 from visualtokens.grouping import Tap
 from visualtokens.layers.convolutions import PixelConv, TokenConv, pixel_groups, to_tokens
 from visualtokens.ops import assign_soft, cell_grid, gather, kmeans, pool_cells
 
 
-def _grid(x: Tensor) -> tuple[int, int]:
-    return x.shape[2], x.shape[3]
+class TokenizerFactory(Protocol):
+    """Creates a module that maps ``(B, dim, H, W)`` to ``(B, tokens, token_dim)``.
+
+    ``value`` asks for a learned convolution of the pixels before they are averaged.
+    """
+
+    def __call__(self, dim: int, *, tokens: int, token_dim: int, value: bool) -> nn.Module: ...
 
 
-def _value(dim: int, wanted: bool) -> nn.Module:
-    return PixelConv(dim, dim, groups=pixel_groups(dim)) if wanted else nn.Identity()
+_factories: dict[str, TokenizerFactory] = {}
 
 
-def _check_tokens(tokens: int) -> int:
-    if tokens < 1:
-        raise UserError(f"tokens={tokens}; give at least 1")
-    return tokens
+def register_tokenizer(name: str, factory: TokenizerFactory) -> None:
+    """Makes a tokenizer available by name: ``tokenizer=name`` of VT-ResNets and of ``add_vt_stage``.
+
+    >>> register_tokenizer("mine", MyTokenizer)
+    >>> model = timm.create_model("vt_resnet18", tokenizer="mine")
+
+    ``factory(dim, tokens=…, token_dim=…, value=…)`` returns a module that maps ``(B, dim, H, W)`` to
+    ``(B, tokens, token_dim)``; a class with this constructor is a factory. Options of the command line
+    (``--model_args.tokenizer mine``) and checkpoints refer to it by the same name, so register it before
+    they are used.
+    """
+    if name in _factories:
+        raise UserError(f"a tokenizer named {name!r} is already registered; choose another name")
+    _factories[name] = factory
+
+
+def make_tokenizer(name: str, dim: int, *, tokens: int, token_dim: int, value: bool = False) -> nn.Module:
+    """Creates the registered tokenizer ``name`` for maps of ``dim`` channels."""
+    if name not in _factories:
+        raise unknown("tokenizer", name, _factories)
+    return _factories[name](dim, tokens=tokens, token_dim=token_dim, value=value)
 
 
 class _SoftTokenizer(nn.Module):
-    """T = conv(Aᵀ V), A = softmax over pixels of the logits."""
+    """T = conv(Aᵀ V) with A = softmax over pixels of the logits that a subclass computes."""
 
     def __init__(self, dim: int, token_dim: int) -> None:
         super().__init__()
@@ -42,15 +65,15 @@ class _SoftTokenizer(nn.Module):
         self.embed = TokenConv(dim, token_dim)
 
     def pool(self, logits: Tensor, value: Tensor) -> Tensor:
-        """``logits (B, N, L)``, already scaled, and ``value (B, C, H, W)`` give ``(B, L, CT)``."""
-        weights = self.tap(assign_soft(logits, over="patches"), _grid(value))  # (B, N, L)
+        """Returns the tokens ``(B, K, CT)`` for scaled ``logits (B, N, K)`` and ``value (B, C, H, W)``."""
+        weights = self.tap(assign_soft(logits, over="patches"), _grid(value))  # (B, N, K)
         return self.embed(gather(to_tokens(value), weights))
 
 
 class FilterTokenizer(_SoftTokenizer):
     """VT Eq. 1: A = softmax over pixels of X W_A / √C, T = conv(Aᵀ V).
 
-    W_A is a learned filter per token. V = X, or a grouped convolution of it with ``value=True``.
+    W_A is one learned filter per token. V = X, or a grouped convolution of X with ``value=True``.
     """
 
     def __init__(self, dim: int, *, tokens: int = 16, token_dim: int = 1024, value: bool = False) -> None:
@@ -65,7 +88,7 @@ class FilterTokenizer(_SoftTokenizer):
 class RecurrentTokenizer(_SoftTokenizer):
     """VT Eq. 2: W_R = T_in W_{T→R}, A = softmax over pixels of Key(X) W_Rᵀ / √C, T = conv(Aᵀ Val(X)).
 
-    The previous tokens ``(B, L, CT)`` say what to look for; as many come out.
+    The previous tokens ``(B, K, CT)`` are the queries; the result has the same shape.
     """
 
     # PAPER: Eq. 2 has neither Key nor Val.
@@ -73,41 +96,18 @@ class RecurrentTokenizer(_SoftTokenizer):
         super().__init__(dim, token_dim)
         self.query = TokenConv(token_dim, dim)
         self.key = PixelConv(dim, dim, groups=pixel_groups(dim))
-        self.value = PixelConv(dim, dim, groups=pixel_groups(dim))
+        self.value = _value(dim, True)
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        query = self.query(tokens) * self.scale  # (B, L, C)
+        query = self.query(tokens) * self.scale  # (B, K, C)
         return self.pool(to_tokens(self.key(x)) @ query.mT, self.value(x))
-
-
-class Centroids(nn.Module):
-    """W_K of VT Eq. 6: L unit vectors ``(B, L, C)``, the centres of cosine k-means over the pixels.
-
-    Starts from the means of L cells of the map, so it is deterministic. Treats the centres as given:
-    no gradient reaches the map through them. A map of fewer than L pixels repeats its pixels in turn.
-    """
-
-    # PAPER: Listing 1 takes a tuple from `min`, assigns ties twice and divides 0 by 0 for an empty cluster.
-    def __init__(self, tokens: int, *, iterations: int = 5) -> None:
-        super().__init__()
-        self.tokens = _check_tokens(tokens)
-        self.iterations = iterations
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            found = kmeans(
-                to_tokens(x), self.tokens, init=_grid(x), iterations=self.iterations, metric="cosine"
-            ).centres  # (B, min(L, N), C)
-            if found.shape[1] == self.tokens:
-                return found
-            return found[:, torch.arange(self.tokens, device=x.device) % found.shape[1]]  # (B, L, C)
 
 
 class ClusterTokenizer(_SoftTokenizer):
     """VT Eq. 6: W_K = kmeans(X), A = softmax over pixels of X W_K / √C, T = conv(Aᵀ V).
 
-    The pixels of the image itself say what to look for. W_K are unit vectors, X is not normalised.
-    V = X, or a grouped convolution of it with ``value=True``.
+    The queries are the cluster centres of the image itself. They are unit vectors; X is not normalised.
+    V = X, or a grouped convolution of X with ``value=True``.
     """
 
     def __init__(
@@ -118,15 +118,38 @@ class ClusterTokenizer(_SoftTokenizer):
         self.value = _value(dim, value)
 
     def forward(self, x: Tensor) -> Tensor:
-        centroids = self.centroids(x) * self.scale  # (B, L, C)
+        centroids = self.centroids(x) * self.scale  # (B, K, C)
         return self.pool(to_tokens(x) @ centroids.mT, self.value(x))
 
 
-class PoolTokenizer(nn.Module):
-    """The baseline of VT Table 3: T = conv(means of V over L cells of the map), whatever they show.
+class Centroids(nn.Module):
+    """W_K of VT Eq. 6: K unit vectors ``(B, K, C)``, the centres of cosine k-means over the pixels.
 
-    The cells are shaped most like the map: 16 on a square are 4×4, 8 are 2×4. V = X, or a grouped
-    convolution of it with ``value=True``.
+    Deterministic: k-means starts from the means of K cells of the map. The centres are constants, without a
+    gradient to the map. A map of fewer than K pixels repeats its pixels in turn.
+    """
+
+    # PAPER: Listing 1 takes a tuple from `min`, assigns ties twice and divides 0 by 0 for an empty cluster.
+    def __init__(self, tokens: int, *, iterations: int = 5) -> None:
+        super().__init__()
+        self.tokens = _check_tokens(tokens)
+        self.iterations = iterations
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        centres = kmeans(
+            to_tokens(x), self.tokens, init=_grid(x), iterations=self.iterations, metric="cosine"
+        ).centres  # (B, min(K, N), C)
+        if centres.shape[1] == self.tokens:
+            return centres
+        return centres[:, torch.arange(self.tokens, device=x.device) % centres.shape[1]]  # (B, K, C)
+
+
+class PoolTokenizer(nn.Module):
+    """The baseline of VT Table 3: T = conv(means of V over K cells of the map), independent of the content.
+
+    The cells are as close to the map's aspect ratio as possible: 16 on a square are 4×4, 8 are 2×4. V = X,
+    or a grouped convolution of X with ``value=True``.
     """
 
     def __init__(self, dim: int, *, tokens: int = 16, token_dim: int = 1024, value: bool = False) -> None:
@@ -143,9 +166,28 @@ class PoolTokenizer(nn.Module):
         return self.embed(pool_cells(to_tokens(self.value(x)), grid, self.tokens))
 
     def _weights(self, grid: tuple[int, int], like: Tensor) -> Tensor:
-        """``(N, L)``: what each pixel contributes to each mean; rows and columns are averaged apart."""
+        """Returns the weight of each pixel in each mean, ``(N, K)``: the product of rows and columns."""
         down, across = (
             F.adaptive_avg_pool1d(torch.eye(size, device=like.device), cells)  # (size, cells)
             for size, cells in zip(grid, cell_grid(self.tokens, grid), strict=True)
         )
         return torch.kron(down, across)
+
+
+register_tokenizer("filter", FilterTokenizer)
+register_tokenizer("cluster", ClusterTokenizer)
+register_tokenizer("pool", PoolTokenizer)
+
+
+def _grid(x: Tensor) -> tuple[int, int]:
+    return x.shape[2], x.shape[3]
+
+
+def _value(dim: int, learned: bool) -> nn.Module:
+    return PixelConv(dim, dim, groups=pixel_groups(dim)) if learned else nn.Identity()
+
+
+def _check_tokens(tokens: int) -> int:
+    if tokens < 1:
+        raise UserError(f"tokens={tokens}; give at least 1")
+    return tokens

@@ -1,4 +1,4 @@
-"""The model families. Importing this registers them with timm."""
+"""The model families; importing this package registers them with timm."""
 
 from visualtokens.models import deit as deit
 from visualtokens.models import paca_vit as paca_vit

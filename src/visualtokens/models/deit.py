@@ -1,6 +1,6 @@
-"""DeiT between tiny and small, as Token Pooling uses it: 318 and 252 wide (Tables 4 and 5).
+"""DeiT between tiny and small, with 318 and 252 channels, as in Token Pooling (Tables 4 and 5).
 
-The network is timm's own, for images of any size. ``visualtokens.reduce`` makes it work on fewer tokens.
+The network is timm's, for images of any size. ``visualtokens.reduce`` reduces its tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from timm.models import VisionTransformer
 from visualtokens.models.registry import register_family
 
 DEPTH = 12
-DEIT: dict[str, Any] = dict(patch_size=16, depth=DEPTH, num_heads=6)
-DEIT |= dict(dynamic_img_size=True, dynamic_img_pad=True)
+DEIT: dict[str, Any] = dict(
+    patch_size=16, depth=DEPTH, num_heads=6, dynamic_img_size=True, dynamic_img_pad=True
+)
 CONFIGS = {"deit_e318": DEIT | dict(embed_dim=318), "deit_e252": DEIT | dict(embed_dim=252)}
-
 
 register_family(
     __name__,

@@ -1,6 +1,6 @@
-"""PaCa-ViT: patches attend to learned clusters.
+"""PaCa-ViT: a pyramid in which patches attend to learned clusters.
 
-B0, B1 and B2 are the paper's (Table 1), tiny, small and base those released later with trained weights.
+B0, B1 and B2 are the paper's models (Table 1); tiny, small and base were released later with weights.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from visualtokens.layers import Clustering, ConvFFN, PaCaAttention
-from visualtokens.layers.convolutions import to_map, to_tokens
+from visualtokens.layers.convolutions import channels_last, to_map, to_tokens
 from visualtokens.layers.paca import ClusteringKind
-from visualtokens.models.pyramid import Pyramid, channels_last, init_weights
+from visualtokens.models.pyramid import Pyramid, init_weights
 from visualtokens.models.registry import register_family
 
-IMAGENET_STEM = ((7, 4), (3, 2), (3, 2), (3, 2))  # (kernel, stride) of each stage's first convolution
+IMAGENET_STEM = ((7, 4), (3, 2), (3, 2), (3, 2))  # (kernel, stride) of each stage's embedding
 SMALL_STEM = ((3, 1), (3, 2), (3, 2), (3, 1))
 
 B0 = dict(channels=(32, 64, 160, 256), depths=(2, 2, 2, 2))
@@ -50,7 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "paca_vit_small": RELEASED | dict(depths=(3, 3, 10, 3)),
     "paca_vit_small_mlp": RELEASED | dict(depths=(3, 3, 10, 3), clustering="mlp"),
     "paca_vit_base": RELEASED | dict(depths=(3, 3, 18, 3), channels=(96, 192, 384, 512), drop_path_rate=0.5),
-    # Not of the paper: for 32×32 images on a laptop, and for tests.
+    # Not in the paper: for 32×32 images on a laptop, and for tests.
     "paca_vit_nano": dict(
         channels=(32, 64, 96, 128),
         depths=(1, 1, 1, 1),
@@ -63,9 +63,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 class Embed(nn.Module):
-    """Stem or transition: a convolution, then LayerNorm. Gives ``(B, N, C)`` and its grid.
+    """Stem or transition: a strided convolution, then LayerNorm; returns ``(B, N, C)`` and its grid.
 
-    ``double`` puts a second such convolution in front, to C / 2 channels.
+    ``double`` inserts another such convolution, to C / 2 channels, before it.
     """
 
     def __init__(self, in_chans: int, dim: int, *, kernel: int, stride: int, double: bool = False) -> None:
@@ -109,9 +109,9 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, grid: tuple[int, int], weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """``x (B, N, C)``; an assignment ``weights (B, N, K)`` takes the place of the block's own.
+        """Returns the patches for ``x (B, N, C)``, and the assignment that was used.
 
-        Gives the patches and the assignment that was used, for the next block to share.
+        ``weights (B, N, K)`` is the assignment of an earlier block; it replaces the block's own.
         """
         y = self.norm1(x)
         if weights is None:
@@ -123,7 +123,7 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """Embed, blocks, LayerNorm: ``(B, C_in, H, W)`` to ``(B, C, H / stride, W / stride)``.
 
-    ``per_stage``: all blocks share the assignment that the first one makes.
+    With ``per_stage`` all blocks use the assignment of the first one.
     """
 
     def __init__(self, embed: Embed, blocks: Sequence[Block], dim: int, *, per_stage: bool = False) -> None:
@@ -145,10 +145,11 @@ class Stage(nn.Module):
 
 
 class PaCaViT(Pyramid):
-    """A PVTv2 pyramid whose attention is patch-to-cluster. A stage with 0 clusters attends to itself.
+    """A PVTv2 pyramid with patch-to-cluster attention; a stage with 0 clusters uses self-attention.
 
-    ``clustering``: ``"squeeze"`` (the paper's), ``"conv"``, ``"mlp"`` or ``"linear"``, in every block or
-    once ``per_stage``. ``double_stem`` and ``residual_ffn``: see :class:`Embed` and ``ConvFFN``.
+    ``convolutions`` are the (kernel, stride) of each stage's embedding. ``clustering`` is ``"squeeze"`` (the
+    paper's), ``"conv"``, ``"mlp"`` or ``"linear"``, in every block or once ``per_stage``. ``double_stem``
+    and ``residual_ffn``: see :class:`Embed` and ``ConvFFN``.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class PaCaViT(Pyramid):
         drop_paths = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
         stages: list[Stage] = []
         strides: list[int] = []
-        before, total = in_chans, 1
+        dim_in, total = in_chans, 1
         for i, (dim, (kernel, stride)) in enumerate(zip(channels, convolutions, strict=True)):
             blocks = [
                 Block(
@@ -190,11 +191,11 @@ class PaCaViT(Pyramid):
                 for j, drop_path in enumerate(drop_paths[i])
             ]
             double = double_stem and i == 0
-            embed = Embed(before, dim, kernel=kernel, stride=stride, double=double)
+            embed = Embed(dim_in, dim, kernel=kernel, stride=stride, double=double)
             stages.append(Stage(embed, blocks, dim, per_stage=per_stage))
             total *= stride**2 if double else stride
             strides.append(total)
-            before = dim
+            dim_in = dim
         super().__init__(
             stages,
             channels=channels,

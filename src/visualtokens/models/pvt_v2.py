@@ -1,6 +1,6 @@
-"""PVTv2, the baseline of PaCa-ViT, in the forms that timm does not have: for 32×32 images, and "pure".
+"""PVTv2, the baseline of PaCa-ViT, in variants that timm lacks: for 32×32 images, and "pure".
 
-The network is timm's own. Pure means without spatial reduction: every patch attends to every other.
+The network is timm's. Pure means without spatial reduction: each patch attends to all others.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PURE: dict[str, Any] = dict(sr_ratios=(1, 1, 1, 1))
 SMALL: dict[str, Any] = dict(sr_ratios=(4, 2, 1, 1), small_stem=True)
 
 CONFIGS = {
-    f"pvt_v2_{size}{form}": widths | options
-    for form, options in {"_32": SMALL, "_pure": PURE, "_pure_32": SMALL | PURE}.items()
+    f"pvt_v2_{size}{variant}": widths | options
+    for variant, options in {"_32": SMALL, "_pure": PURE, "_pure_32": SMALL | PURE}.items()
     for size, widths in {"b0": B0, "b1": B1, "b2": B2}.items()
 }
 
 
 class PVTv2(PyramidVisionTransformerV2):
-    """timm's PVTv2. ``small_stem``: strides 1, 2, 2, 1 instead of 4, 2, 2, 2 (PaCa Table 1, CIFAR-100)."""
+    """timm's PVTv2; ``small_stem`` has strides 1, 2, 2, 1 instead of 4, 2, 2, 2 (PaCa Table 1, CIFAR-100)."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class PVTv2(PyramidVisionTransformerV2):
             drop_path_rate=drop_path_rate,
         )
         if small_stem:
-            self._make_stem_small(in_chans, embed_dims[0])
+            self._use_small_stem(in_chans, embed_dims[0])
 
-    def _make_stem_small(self, in_chans: int, width: int) -> None:
+    def _use_small_stem(self, in_chans: int, width: int) -> None:
         self.patch_embed = OverlapPatchEmbed(patch_size=3, stride=1, in_chans=in_chans, embed_dim=width)
         self.patch_embed.apply(self._init_weights)
         self.stages[3].downsample.proj.stride = (1, 1)

@@ -1,20 +1,63 @@
-"""What every pyramid of this library has in common: the conventions that timm's users rely on."""
+"""Base classes with the methods that timm expects of every model: a classifier, and a pyramid of stages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from visualtokens.errors import UserError
 
-class Pyramid(nn.Module):
-    """Stages that each turn a map ``(B, C, H, W)`` into a smaller one, then a linear classifier.
 
-    ``channels`` and ``strides`` describe the output of each stage. ``final`` is what comes between the last
-    stage and the pooling, and gives ``num_features`` channels; without it those of the last stage.
+class Classifier(nn.Module):
+    """A model that computes ``forward_head(forward_features(x))``, with a linear classifier as its head."""
+
+    def add_head(self, num_features: int, num_classes: int, *, global_pool: str, drop_rate: float) -> None:
+        """Adds the classifier; the other layers must exist, because it takes their device and dtype."""
+        self.num_features = self.head_hidden_size = num_features
+        self.head_drop = nn.Dropout(drop_rate)
+        self.reset_classifier(num_classes, global_pool)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the head; ``global_pool`` is ``"avg"``, ``""`` (no pooling) or None (as before)."""
+        if global_pool is not None:
+            if global_pool not in ("avg", ""):
+                raise UserError(f"global_pool={global_pool!r} is neither 'avg' nor '' (no pooling)")
+            self.global_pool = global_pool
+        self.num_classes = num_classes
+        self.head: nn.Module = nn.Identity()
+        if num_classes > 0:
+            like = next(self.parameters())
+            head = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+            self.init_head(head)
+            self.head = head
+
+    def init_head(self, head: nn.Linear) -> None:
+        """Initialises a new head; by default as ``nn.Linear`` does."""
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def no_weight_decay(self) -> set[str]:
+        return set()
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+class Pyramid(Classifier):
+    """Stages that each map ``(B, C, H, W)`` to a smaller map, then a linear classifier.
+
+    ``channels`` and ``strides`` describe the output of each stage. ``final`` is applied between the last
+    stage and the pooling and returns ``num_features`` channels, by default those of the last stage.
     """
 
     def __init__(
@@ -34,35 +77,17 @@ class Pyramid(nn.Module):
         self.in_chans = in_chans
         self.stages = nn.ModuleList(stages)
         self.final = final or nn.Identity()
-        self.num_features = self.head_hidden_size = num_features or channels[-1]
         self.feature_info = [
             dict(num_chs=c, reduction=s, module=f"stages.{i}")
             for i, (c, s) in enumerate(zip(channels, strides, strict=True))
         ]
-        self.head_drop = nn.Dropout(drop_rate)
-        self.num_classes = -1
-        self.reset_classifier(num_classes, global_pool)
+        self.add_head(num_features or channels[-1], num_classes, global_pool=global_pool, drop_rate=drop_rate)
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if global_pool is not None:
-            if global_pool not in ("avg", ""):
-                raise ValueError(f"global_pool={global_pool!r} is neither 'avg' nor '' (no pooling)")
-            self.global_pool = global_pool
-        self.num_classes = num_classes
-        self.head: nn.Module = nn.Identity()
-        if num_classes > 0:
-            like = next(self.stages.parameters())
-            head = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
-            self.head = _init_linear(head)
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def no_weight_decay(self) -> set[str]:
-        return set()
+    def init_head(self, head: nn.Linear) -> None:
+        _init_linear(head)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layer groups for layer-wise learning rates: a stage, or (fine) each of its blocks."""
+        """Returns layer groups for layer-wise learning rates: stages, or (fine) their blocks."""
         if coarse:
             return dict(stem=r"^stages\.0\.embed", blocks=r"^stages\.(\d+)")
         return dict(
@@ -91,9 +116,6 @@ class Pyramid(nn.Module):
             return x
         return self.head(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, classes, H, W)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
     def forward_intermediates(
         self,
         x: Tensor,
@@ -103,9 +125,9 @@ class Pyramid(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The outputs of the chosen stages; and what ``forward_features`` gives, or where it stopped."""
+        """Returns the output of ``forward_features`` (or of the last stage run) and the selected maps."""
         if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt={output_fmt!r}: a pyramid gives maps, so only 'NCHW'")
+            raise UserError(f"output_fmt={output_fmt!r}: the intermediates are maps, so only 'NCHW'")
         take, last = feature_take_indices(len(self.stages), indices)
         intermediates = []
         for i, stage in enumerate(self.stages):
@@ -122,7 +144,7 @@ class Pyramid(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages after the last one asked for, and what reads the last stage."""
+        """Removes the stages after the last selected one, and the layers that read the last stage."""
         take, last = feature_take_indices(len(self.stages), indices)
         if prune_norm or last + 1 < len(self.stages):
             self.final = nn.Identity()
@@ -132,13 +154,8 @@ class Pyramid(nn.Module):
         return list(take)
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """The memory layout in which sequence and map are the same (see ``layers.maps``)."""
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 def init_weights(model: nn.Module) -> None:
-    """PVTv2's initialisation: truncated normal for Linear, fan-out normal for convolutions."""
+    """Initialises as PVTv2: truncated normal for Linear, fan-out normal for convolutions, zero biases."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             _init_linear(module)
@@ -149,8 +166,7 @@ def init_weights(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def _init_linear(linear: nn.Linear) -> nn.Linear:
+def _init_linear(linear: nn.Linear) -> None:
     nn.init.trunc_normal_(linear.weight, std=0.02)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
-    return linear

@@ -1,4 +1,4 @@
-"""Registering families with timm, from data."""
+"""Registers model families with timm from tables of configurations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 _names: list[str] = []
 
-# What timm calls the pretrained_cfg, for images of ImageNet; a family says only what is different for it.
+# timm's pretrained_cfg for ImageNet models; a family states only its differences.
 IMAGENET: dict[str, Any] = dict(
     num_classes=1000,
     input_size=(3, 224, 224),
@@ -37,17 +37,17 @@ def register_family(
     default_cfgs: Mapping[str, Mapping[str, Any]] | None = None,
     levels: int = 4,
 ) -> None:
-    """Make every entry of ``configs`` a model that ``timm.create_model`` knows.
+    """Registers every entry of ``configs`` as a model for ``timm.create_model``.
 
-    ``module`` is the ``__name__`` of the family's file, ``build`` its constructor, ``default_cfg`` what it
-    has otherwise than :data:`IMAGENET`, at least the name of its first layer (``first_conv``);
-    ``default_cfgs`` overrides it per model. ``features_only`` gives ``levels`` maps.
+    ``module`` is the ``__name__`` of the family's file, ``build`` its constructor. ``default_cfg`` overrides
+    :data:`IMAGENET`, at least with the name of the first layer (``first_conv``); ``default_cfgs`` overrides
+    it per model. ``features_only`` returns ``levels`` maps.
     """
     overrides = default_cfgs or {}
     cfgs = {name: IMAGENET | dict(default_cfg) | dict(overrides.get(name, {})) for name in configs}
-    # timm's decorator looks the default configuration up in the module of the function it registers
+    # timm's decorator reads `default_cfgs` from the module of the function it registers.
     home = sys.modules[module]
-    home.default_cfgs = getattr(home, "default_cfgs", {}) | generate_default_cfgs(cfgs)  # type: ignore[attr-defined]
+    home.default_cfgs = generate_default_cfgs(cfgs)  # type: ignore[attr-defined]
     for name, config in configs.items():
         register_model(_entrypoint(module, name, build, dict(config), levels))
         _names.append(name)
@@ -67,7 +67,7 @@ def _entrypoint(
 
 
 def list_models(filter: str | Sequence[str] = "*") -> list[str]:
-    """The names of this library's models, sorted; ``filter`` is one or several patterns (``paca_*_32``)."""
+    """Returns the sorted names of this library's models that match ``filter``, such as ``"paca_*_32"``."""
     patterns = [filter] if isinstance(filter, str) else list(filter)
     return sorted(n for n in _names if any(fnmatch.fnmatch(n, p) for p in patterns))
 

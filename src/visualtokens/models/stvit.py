@@ -1,4 +1,7 @@
-"""STViT: a pyramid of super token attention and convolutions (supplement, Table I)."""
+"""STViT: a pyramid of super token attention and convolutions (supplement, Table I).
+
+The ``stvit_iso_*`` variants have no convolutions, for the comparison with Swin (Table II).
+"""
 
 from __future__ import annotations
 
@@ -14,36 +17,31 @@ from torch import Tensor, nn
 from visualtokens.errors import unknown
 from visualtokens.grouping import Tap
 from visualtokens.layers import ConvFFN, ResidualConv, SuperTokenAttention, convolutions
-from visualtokens.layers.convolutions import to_map, to_tokens
-from visualtokens.models.pyramid import Pyramid, channels_last, init_weights
+from visualtokens.layers.convolutions import channels_last, to_map, to_tokens
+from visualtokens.models.pyramid import Pyramid, init_weights
 from visualtokens.models.registry import register_family
 from visualtokens.ops.super_tokens import Border
 
-DEEP_SCALE = (0.0, 0.0, 1e-6, 1e-6)  # of stages 3 and 4 only
+SMALL: dict[str, Any] = dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
+SWIN_T: dict[str, Any] = dict(channels=(96, 192, 384, 768), depths=(2, 2, 6, 2), heads=(3, 6, 12, 24))
+LAYER_SCALE: dict[str, Any] = dict(layer_scale=(0.0, 0.0, 1e-6, 1e-6))  # in stages 3 and 4 only
+ISO: dict[str, Any] = dict(stem="patch", convolutions=False, projection=0)
+RPE: dict[str, Any] = dict(windows=(7, 7, 14, 7))  # grids of super tokens for 224×224 images
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "stvit_small": dict(
-        channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8), drop_path_rate=0.1
-    ),
-    "stvit_base": dict(
-        channels=(96, 192, 384, 512),
-        depths=(4, 6, 14, 6),
-        heads=(2, 3, 6, 8),
-        layer_scale=DEEP_SCALE,
-        drop_path_rate=0.4,
-    ),
-    "stvit_large": dict(
-        channels=(96, 192, 448, 640),
-        depths=(4, 7, 19, 8),
-        heads=(2, 3, 7, 10),
-        layer_scale=DEEP_SCALE,
-        drop_path_rate=0.6,
-    ),
+    "stvit_small": SMALL | dict(drop_path_rate=0.1),
+    "stvit_base": LAYER_SCALE
+    | dict(channels=(96, 192, 384, 512), depths=(4, 6, 14, 6), heads=(2, 3, 6, 8), drop_path_rate=0.4),
+    "stvit_large": LAYER_SCALE
+    | dict(channels=(96, 192, 448, 640), depths=(4, 7, 19, 8), heads=(2, 3, 7, 10), drop_path_rate=0.6),
+    "stvit_iso_96": SWIN_T | ISO | RPE,
+    "stvit_iso_64": SMALL | ISO | RPE,
+    "stvit_iso_64_norpe": SMALL | ISO,
 }
 
 
 class MLP(nn.Module):
-    """Linear, GELU, Linear on ``(B, N, C)``: the feed-forward network without its convolution."""
+    """Feed-forward network without convolution: Linear, GELU, Linear on ``(B, N, C)``."""
 
     def __init__(self, dim: int, *, expansion: int) -> None:
         super().__init__()
@@ -58,7 +56,8 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + dwconv(x), x + STA(LN(x)), x + FFN(BN(x)), on maps ``(B, C, H, W)`` in channels-last memory.
 
-    ``convolutions=False`` leaves the first out, and the depth-wise convolution of the FFN.
+    ``convolutions=False`` omits the first term and the depth-wise convolution of the FFN, and replaces
+    BatchNorm by LayerNorm.
     """
 
     def __init__(
@@ -91,14 +90,17 @@ class Block(nn.Module):
         return x + self.drop_path(self.scale2(y))
 
     def init_residual_convolutions(self) -> None:
-        """They add to their input, block after block: at the usual size a map would grow 1.7-fold in each."""
+        """Initialises them small: with PVTv2's initialisation each block would scale the map by 1.7."""
         if isinstance(self.cpe, ResidualConv) and isinstance(self.ffn, ConvFFN):
             for conv in (self.cpe, self.ffn.dwconv):
                 nn.init.trunc_normal_(conv.weight, std=0.02)
 
 
 class Stage(nn.Module):
-    """Embed, blocks: ``(B, C_in, H, W)`` to ``(B, C, H / stride, W / stride)``."""
+    """Embed, blocks: ``(B, C_in, H, W)`` to ``(B, C, H / stride, W / stride)``.
+
+    ``hidden`` is the number of channels of the widest map.
+    """
 
     def __init__(self, embed: nn.Module, blocks: Sequence[Block], *, stride: int, hidden: int) -> None:
         super().__init__()
@@ -109,23 +111,26 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = channels_last(x)
-        images = self.images_at_once(x)
-        if x.shape[0] <= images:
-            return self.compute(x)
-        groups = -(-x.shape[0] // images)
-        return torch.cat([self.compute(part) for part in x.chunk(groups)])
+        images = self.images_per_chunk(x)
+        return self.compute(x) if x.shape[0] <= images else self.compute_chunked(x, images)
 
     def compute(self, x: Tensor) -> Tensor:
+        """The stage on the whole batch."""
         x = self.embed(x)
         for block in self.blocks:
             x = checkpoint(block, x) if self.grad_checkpointing else block(x)
         return x
 
-    def images_at_once(self, x: Tensor) -> int:
-        """In inference so many that ``STRIP_BYTES`` hold their widest map, for the reasons given there.
+    def compute_chunked(self, x: Tensor, images: int) -> Tensor:
+        """:meth:`compute` on chunks of at most ``images`` images, whose maps stay in the cache."""
+        chunks = -(-x.shape[0] // images)
+        return torch.cat([self.compute(chunk) for chunk in x.chunk(chunks)])
 
-        Otherwise the whole batch: BatchNorm in training looks at all of it, a compiled graph would grow, and
-        whoever records a tap wants one grouping of all images.
+    def images_per_chunk(self, x: Tensor) -> int:
+        """Returns how many images of ``x (B, C, H, W)`` fit into ``STRIP_BYTES`` with their widest map.
+
+        Returns the whole batch where chunks do not help or are wrong: BatchNorm in training needs the whole
+        batch, a compiled graph would grow, and a recorded tap must see all images at once.
         """
         batch, _, height, width = x.shape
         if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not x.is_cpu:
@@ -147,7 +152,7 @@ def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
 
 
 def patch_stem(in_chans: int, dim: int) -> PatchEmbed:
-    """4×4 patches, then LayerNorm. Patches that the border cuts are filled up with zeros."""
+    """4×4 patches, then LayerNorm. Images are zero-padded to whole patches."""
     norm = functools.partial(LayerNorm2d, eps=1e-6)
     return PatchEmbed(None, 4, in_chans, dim, norm_layer=norm, flatten=False, dynamic_img_pad=True)
 
@@ -168,12 +173,12 @@ STEMS: dict[str, Callable[[int, int], nn.Module]] = {"conv": conv_stem, "patch":
 class STViT(Pyramid):
     """Stem, four stages of blocks with super token attention, a projection, the classifier.
 
-    ``cells``: the grid sizes of Table I, tokens per side of a super token's cell; 1 attends to all tokens.
-    ``border="released"`` computes what the released weights were trained with, ``"exact"`` treats the
-    border of the map as one; see :func:`~visualtokens.ops.super_token_association`.
-    ``projection``: channels between the last stage and the pooling; 0 for a LayerNorm instead.
-    For the comparison without convolutions (Table II): ``stem="patch"``, ``convolutions=False``, and
-    ``windows``, per stage the side of the grid for which to learn a bias by relative position.
+    ``cells`` are the grid sizes of Table I, tokens per side of a super token's cell; 1 is plain attention.
+    ``border="released"`` reproduces the released models, ``"exact"`` gives no weight to neighbours outside
+    the map; see :func:`~visualtokens.ops.super_token_association`. ``projection`` is the number of
+    channels between the last stage and the pooling, 0 for a LayerNorm instead. Without convolutions
+    (Table II): ``stem="patch"``, ``convolutions=False`` and, per stage, ``windows``, the side of the grid
+    for which a relative position bias is learned.
     """
 
     def __init__(
@@ -249,24 +254,7 @@ register_family(
     STViT,
     CONFIGS,
     default_cfg=dict(first_conv="stages.0.embed.0"),
-)
-
-
-# STViT without convolution stem, projection, CPE and ConvFFN, for the comparison with Swin (Table II).
-
-ISO: dict[str, Any] = dict(stem="patch", convolutions=False, projection=0)
-RPE: dict[str, Any] = dict(windows=(7, 7, 14, 7))  # of super tokens, for images of 224×224
-NARROW: dict[str, Any] = dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
-
-ISO_CONFIGS: dict[str, dict[str, Any]] = {
-    "stvit_iso_96": ISO | RPE | dict(channels=(96, 192, 384, 768), depths=(2, 2, 6, 2), heads=(3, 6, 12, 24)),
-    "stvit_iso_64": ISO | RPE | NARROW,
-    "stvit_iso_64_norpe": ISO | NARROW,
-}
-
-register_family(
-    __name__,
-    STViT,
-    ISO_CONFIGS,
-    default_cfg=dict(first_conv="stages.0.embed.proj"),
+    default_cfgs={
+        n: dict(first_conv="stages.0.embed.proj") for n, c in CONFIGS.items() if c.get("stem") == "patch"
+    },
 )

@@ -1,6 +1,6 @@
-"""Swin with the channels, depths and heads of STViT's comparison without convolutions (Table II).
+"""Swin with the channels, depths and heads of the ``stvit_iso_*`` models (STViT, Table II).
 
-The network is timm's own. "global": the third stage attends over the whole 14×14 map.
+The network is timm's. In the "global" variant the third stage attends over the whole 14×14 map.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 class Swin(SwinTransformer):
     """timm's Swin with any channels per stage, for images of any size.
 
-    ``windows``: the window's side in each stage, for images of ``img_size``. ``position=False`` leaves the
-    bias by relative position out.
+    ``windows`` are the sides of the attention windows per stage, for images of ``img_size``.
+    ``position=False`` omits the relative position bias.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class Swin(SwinTransformer):
             drop_rate=drop_rate,
             embed_layer=functools.partial(PatchEmbed, dynamic_img_pad=True),
         )
-        # timm's own stages double the channels each time.
+        # timm's constructor would double the channels in each stage.
         rates = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
         height, width = self.patch_embed.grid_size
         stages = []
         for i, dim in enumerate(channels):
-            before = 2 ** max(i - 1, 0)  # a stage halves the map that it is given, except for the first
+            stride = 2 ** max(i - 1, 0)  # of the stage's input; all but the first stage halve it
             stage = SwinTransformerStage(
                 dim=channels[max(i - 1, 0)],
                 out_dim=dim,
-                input_resolution=(height // before, width // before),
+                input_resolution=(height // stride, width // stride),
                 depth=depths[i],
                 downsample=i > 0,
                 num_heads=heads[i],
@@ -90,7 +90,7 @@ class Swin(SwinTransformer):
             self._remove_positions()
 
     def _remove_positions(self) -> None:
-        """A table of zeros that is no parameter."""
+        """Replaces the learned bias tables by zeros that are not parameters."""
         for module in self.modules():
             if isinstance(module, WindowAttention):
                 zeros = torch.zeros_like(module.relative_position_bias_table.data)

@@ -1,9 +1,9 @@
-"""The stage of Visual Transformer modules, and the classifier that reads its tokens."""
+"""The VT stage (Visual Transformers, Sec. 4): its options, its modules, and how to add it to a timm CNN."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,69 +12,69 @@ from timm.models._features import FeatureInfo, feature_take_indices
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
-from visualtokens.layers import (
-    ClusterTokenizer,
-    FilterTokenizer,
-    PoolTokenizer,
-    Projector,
-    RecurrentTokenizer,
-    TokenGraphConv,
-    TokenLinear,
-    TokenTransformer,
-)
-from visualtokens.models.pyramid import channels_last
-
-TOKENIZERS = {"filter": FilterTokenizer, "cluster": ClusterTokenizer, "pool": PoolTokenizer}
-MIXERS = ("transformer", "graphconv", "none")
+from visualtokens.layers import Projector, RecurrentTokenizer, TokenGraphConv, TokenLinear, TokenTransformer
+from visualtokens.layers.convolutions import channels_last
+from visualtokens.layers.tokenizers import make_tokenizer
+from visualtokens.models.pyramid import Classifier
 
 
 @dataclass(frozen=True, kw_only=True)
 class VTOptions:
-    """What the modules of a VT stage are made of; VT Tables 3 to 7 vary the first five."""
+    """Keyword arguments of VT-ResNets and of :func:`add_vt_stage`; VT Tables 3 to 7 vary the first five."""
 
-    tokenizer: str = "filter"  # of the first module: "filter", "cluster" or "pool"
-    recurrent: bool = True  # later modules tokenise by the previous tokens, not like the first
+    tokenizer: str = "filter"  # of the first module: "filter", "cluster", "pool" or a registered one
+    recurrent: bool = True  # later modules use the recurrent tokenizer instead of the first module's
     mixer: str = "transformer"  # or "graphconv" or "none"
     tokens: int = 16
-    projector: bool = True  # off: tokenise once, then stack the mixers
+    projector: bool = True  # False: tokenize once, then apply the mixers only
     token_dim: int = 1024
-    attn_dim: int = 512  # of K and Q
-    groups: int = 2  # in K and Q
-    hidden: int = 1024  # of the feed-forward layers
+    attn_dim: int = 512  # channels of keys and queries in the transformer
+    groups: int = 2  # of the key and query convolutions
+    hidden: int = 1024  # channels of the feed-forward layers
     value: bool = False  # a value convolution in the tokenizers that are not recurrent
 
     def __post_init__(self) -> None:
-        if self.tokenizer not in TOKENIZERS:
-            raise unknown("tokenizer", self.tokenizer, TOKENIZERS)
         if self.mixer not in MIXERS:
             raise unknown("mixer", self.mixer, MIXERS)
 
-    def make_tokenizer(self, dim: int, *, first: bool) -> nn.Module | None:
-        if not first and not self.projector:
-            return None
-        if not first and self.recurrent:
-            return RecurrentTokenizer(dim, token_dim=self.token_dim)
-        kind = TOKENIZERS[self.tokenizer]
-        return kind(dim, tokens=self.tokens, token_dim=self.token_dim, value=self.value)
+    def make_module(self, dim_in: int, dim: int, *, first: bool, last: bool, drop_path: float) -> VTModule:
+        """Creates a VT module that maps ``dim_in`` channels to ``dim``.
 
-    def make_mixer(self, drop_path: float) -> nn.Module:
-        if self.mixer == "graphconv":
-            return TokenGraphConv(self.token_dim, tokens=self.tokens, drop_path=drop_path)
-        if self.mixer == "none":
-            return TokenLinear(self.token_dim, drop_path=drop_path)
-        return TokenTransformer(
-            self.token_dim,
-            hidden=self.hidden,
-            attn_dim=self.attn_dim,
-            groups=self.groups,
-            drop_path=drop_path,
-        )
+        The last module of a stage has no projector, because no layer reads the map after it.
+        """
+        tokenizer = projector = None
+        if first or (self.projector and not self.recurrent):
+            tokenizer = make_tokenizer(
+                self.tokenizer, dim_in, tokens=self.tokens, token_dim=self.token_dim, value=self.value
+            )
+        elif self.projector:
+            tokenizer = RecurrentTokenizer(dim_in, token_dim=self.token_dim)
+        if self.projector and not last:
+            projector = Projector(dim_in, dim, token_dim=self.token_dim, drop_path=drop_path)
+        return VTModule(tokenizer, MIXERS[self.mixer](self, drop_path), projector)
+
+
+def _transformer(options: VTOptions, drop_path: float) -> nn.Module:
+    return TokenTransformer(
+        options.token_dim,
+        hidden=options.hidden,
+        attn_dim=options.attn_dim,
+        groups=options.groups,
+        drop_path=drop_path,
+    )
+
+
+MIXERS: Mapping[str, Callable[[VTOptions, float], nn.Module]] = {
+    "transformer": _transformer,
+    "graphconv": lambda o, drop_path: TokenGraphConv(o.token_dim, tokens=o.tokens, drop_path=drop_path),
+    "none": lambda o, drop_path: TokenLinear(o.token_dim, drop_path=drop_path),
+}
 
 
 class VTModule(nn.Module):
-    """VT Sec. 3: tokenise the map, let the tokens talk, project them back.
+    """VT Sec. 3: tokenize the map, mix the tokens, project them back.
 
-    Without a tokenizer the previous tokens go on; without a projector the map stays as it is.
+    Without a tokenizer the previous tokens are mixed; without a projector the map is returned unchanged.
     """
 
     def __init__(self, tokenizer: nn.Module | None, mixer: nn.Module, projector: nn.Module | None) -> None:
@@ -84,7 +84,7 @@ class VTModule(nn.Module):
         self.projector = projector
 
     def forward(self, x: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The map ``(B, C, H, W)`` and the previous tokens ``(B, L, CT)``, if any, give the next of both."""
+        """Returns the next map and tokens for ``x (B, C, H, W)`` and the previous ``tokens (B, K, CT)``."""
         if isinstance(self.tokenizer, RecurrentTokenizer):
             tokens = self.tokenizer(x, tokens)
         elif self.tokenizer is not None:
@@ -96,10 +96,9 @@ class VTModule(nn.Module):
 
 
 class VTStage(nn.Module):
-    """VT Sec. 4: ``depth`` VT modules at one resolution; ``(B, C_in, H, W)`` gives a map and tokens.
+    """``depth`` VT modules at one resolution: ``(B, C_in, H, W)`` to a map ``(B, C, H, W)`` and tokens.
 
-    The last module has no projector, because nobody reads the map after it. So the map that comes out,
-    of ``self.dim`` channels, is that of the last projector, or the input where there is none.
+    The map is that of the last projector, or the input if there is none; ``self.dim`` is its channels.
     """
 
     def __init__(
@@ -109,140 +108,75 @@ class VTStage(nn.Module):
         if depth < 1:
             raise UserError(f"a stage of {depth} VT modules; give at least 1")
         self.grad_checkpointing = False
-        self.blocks = nn.ModuleList()
-        rates = drop_paths or [0.0] * depth
-        for i in range(depth):
-            before = dim_in if i == 0 else dim
-            tokenizer = options.make_tokenizer(before, first=i == 0)
-            projector = None
-            if options.projector and i < depth - 1:
-                projector = Projector(before, dim, token_dim=options.token_dim, drop_path=rates[i])
-            self.blocks.append(VTModule(tokenizer, options.make_mixer(rates[i]), projector))
         self.dim = dim if options.projector and depth > 1 else dim_in
+        self.blocks = nn.ModuleList(
+            options.make_module(
+                self.dim if i > 0 else dim_in, dim, first=i == 0, last=i == depth - 1, drop_path=drop_path
+            )
+            for i, drop_path in enumerate(drop_paths or [0.0] * depth)
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The refined map ``(B, C, H, W)`` and the tokens ``(B, L, CT)``, None if no module is left."""
+        """Returns the map ``(B, C, H, W)`` and the tokens ``(B, K, CT)``, None if all modules are pruned."""
         return self._run(self.blocks, x)
 
-    def refine(self, x: Tensor) -> Tensor:
-        """The refined map alone, without the modules that add nothing to it."""
-        return self._run(self._refining(), x)[0]
+    def forward_map(self, x: Tensor) -> Tensor:
+        """Returns the map of :meth:`forward`, skipping the modules that do not change it."""
+        return self._run(self._projecting(), x)[0]
 
     def prune_tokens(self) -> None:
-        """Drop the modules that add nothing to the map, for those who do not read the tokens."""
-        self.blocks = nn.ModuleList(self._refining())
+        """Removes the modules that do not change the map; the final tokens are no longer available."""
+        self.blocks = nn.ModuleList(self._projecting())
 
-    def _refining(self) -> list[nn.Module]:
+    def _projecting(self) -> list[nn.Module]:
         return [block for block in self.blocks if block.projector is not None]
 
     def _run(self, blocks: Iterable[nn.Module], x: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = channels_last(x)  # where a map and the sequence of its pixels are the same memory
+        x = channels_last(x)  # to view maps as sequences without a copy
         tokens = None
         for block in blocks:
             x, tokens = checkpoint(block, x, tokens) if self.grad_checkpointing else block(x, tokens)
         return x, tokens
 
 
-class TokenClassifier(nn.Module):
-    """A model whose ``forward_features`` gives tokens ``(B, L, C)``, and the head that reads them.
+class TokenClassifier(Classifier):
+    """A classifier of tokens: ``forward_features`` returns ``(B, K, CT)``.
 
-    ``global_pool="avg"`` is the mean over tokens, ``""`` classifies every token by itself.
+    ``global_pool="avg"`` classifies the mean over tokens, ``""`` each token.
     """
-
-    def add_head(self, num_features: int, num_classes: int, *, global_pool: str, drop_rate: float) -> None:
-        """To be called when all the rest is there."""
-        self.num_features = self.head_hidden_size = num_features
-        self.head_drop = nn.Dropout(drop_rate)
-        self.reset_classifier(num_classes, global_pool)
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if global_pool is not None:
-            if global_pool not in ("avg", ""):
-                raise UserError(f"global_pool={global_pool!r} is neither 'avg' nor '' (no pooling)")
-            self.global_pool = global_pool
-        self.num_classes = num_classes
-        self.head: nn.Module = nn.Identity()
-        if num_classes > 0:
-            like = next(self.parameters())
-            self.head = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
-
-    def get_classifier(self) -> nn.Module:
-        return self.head
-
-    def no_weight_decay(self) -> set[str]:
-        return set()
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def forward_tokens(self, x: Tensor) -> Tensor:
-        """The tokens ``(B, L, C)`` that the head reads."""
-        return self.forward_features(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool:
-            x = self.head_drop(x.mean(1))  # (B, C)
+            x = self.head_drop(x.mean(1))  # (B, CT)
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
 
+def add_vt_stage(model: nn.Module, modules: int = 3, *, channels: int | None = None, **options: Any) -> VTNet:
+    """Returns a copy of a timm CNN whose last stage is replaced by ``modules`` VT modules (VT Sec. 4).
 
-# A Visual Transformer stage on any convolutional network of timm.
+    >>> model = add_vt_stage(timm.create_model("regnety_002", pretrained=True), tokens=32)
 
-
-def add_vt_stage(
-    model: nn.Module,
-    modules: int = 3,
-    *,
-    channels: int | None = None,
-    tokenizer: str = "filter",
-    recurrent: bool = True,
-    mixer: str = "transformer",
-    tokens: int = 16,
-    projector: bool = True,
-    token_dim: int = 1024,
-    attn_dim: int = 512,
-    groups: int = 2,
-    hidden: int = 1024,
-    value: bool = False,
-) -> VTNet:
-    """A copy of ``model`` whose last stage is ``modules`` VT modules instead (VT Sec. 4).
-
-    ``model`` is a pyramid of timm, such as ``timm.create_model("regnety_002", pretrained=True)``: the
-    stages that stay keep their weights. The VT modules work on the map before the last stage, with
-    ``channels`` channels (by default as many as that map has); the other options are those of VT-ResNet.
-    The classifier is new, for as many classes, and reads the mean of the tokens. ``model`` is left as it was.
+    The remaining stages keep their weights. The VT modules read the map before the last stage; their own
+    map has ``channels`` channels, by default as many. ``options`` are the fields of :class:`VTOptions`:
+    ``tokenizer``, ``recurrent``, ``mixer``, ``tokens``, ``projector``, ``token_dim``, ``attn_dim``,
+    ``groups``, ``hidden`` and ``value``. The classifier is new, with the same number of classes, and reads
+    the mean of the tokens. ``model`` itself is not changed.
     """
-    infos = _levels(model)
-    options = VTOptions(
-        tokenizer=tokenizer,
-        recurrent=recurrent,
-        mixer=mixer,
-        tokens=tokens,
-        projector=projector,
-        token_dim=token_dim,
-        attn_dim=attn_dim,
-        groups=groups,
-        hidden=hidden,
-        value=value,
-    )
-    before = infos[-2]["num_chs"]
-    stage = VTStage(before, before if channels is None else channels, depth=modules, options=options)
-    source: Any = model  # whose attributes nn.Module does not declare
+    infos = _stage_infos(model)
+    vt = VTOptions(**options)
+    dim_in = infos[-2]["num_chs"]
+    stage = VTStage(dim_in, dim_in if channels is None else channels, depth=modules, options=vt)
+    source: Any = model  # nn.Module does not declare timm's attributes
     new = VTNet(_without_last_stage(source, infos), infos[:-1], stage)
     drop_rate = getattr(source, "drop_rate", 0.0)
-    new.add_head(token_dim, source.num_classes, global_pool="avg", drop_rate=drop_rate)
-    new.pretrained_cfg = new.default_cfg = _config(source)
+    new.add_head(vt.token_dim, source.num_classes, global_pool="avg", drop_rate=drop_rate)
+    new.pretrained_cfg = new.default_cfg = _pretrained_cfg(source)
     like = next(model.parameters())
     return new.to(like.device, like.dtype).train(model.training)
 
 
 class VTNet(TokenClassifier):
-    """The maps of a pyramid of timm without its last stage, then a VT stage on the last of them.
-
-    ``forward_features`` gives the tokens ``(B, L, CT)``, of which the head reads the mean.
-    """
+    """A timm CNN without its last stage, then a VT stage; ``forward_features`` returns ``(B, K, CT)``."""
 
     pretrained_cfg: dict[str, Any]
     default_cfg: dict[str, Any]
@@ -270,7 +204,7 @@ class VTNet(TokenClassifier):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The chosen maps, the last of which the VT stage refined; and what forward_features gives."""
+        """Returns the output of ``forward_features`` and the selected maps; the VT stage's is the last."""
         if output_fmt != "NCHW":
             raise UserError(f"output_fmt={output_fmt!r}: the intermediates are maps, so only 'NCHW'")
         take, last = feature_take_indices(len(self.feature_info), indices)
@@ -280,8 +214,8 @@ class VTNet(TokenClassifier):
             return maps if intermediates_only else (maps[-1], maps)
         maps = self._maps(x, list(range(vt)))
         refined, tokens = self.vt(maps[-1])
-        chosen = [(*maps, refined)[i] for i in take]
-        return chosen if intermediates_only else (tokens, chosen)
+        selected = [(*maps, refined)[i] for i in take]
+        return selected if intermediates_only else (tokens, selected)
 
     def _maps(self, x: Tensor, levels: Sequence[int]) -> list[Tensor]:
         return self.backbone.forward_intermediates(
@@ -289,15 +223,15 @@ class VTNet(TokenClassifier):
         )
 
 
-def _levels(model: Any) -> list[dict[str, Any]]:
-    """timm's description of the maps of each stage, if they are what a VT stage can stand on."""
+def _stage_infos(model: Any) -> list[dict[str, Any]]:
+    """Returns timm's description of the map of each stage; raises if no VT stage can replace the last."""
     kind = type(model).__name__
     info = getattr(model, "feature_info", None)
     methods = ("forward_intermediates", "prune_intermediate_layers")
     if info is None or not all(hasattr(model, method) for method in methods):
         raise UserError(
-            f"{kind} does not say what its stages are (feature_info, {' and '.join(methods)}); "
-            f"give a pyramid made by timm.create_model, without features_only"
+            f"{kind} does not describe its stages (feature_info, {' and '.join(methods)}); "
+            f"give a CNN made by timm.create_model, without features_only"
         )
     infos = info.get_dicts() if isinstance(info, FeatureInfo) else list(info)
     if len(infos) < 2:
@@ -306,13 +240,13 @@ def _levels(model: Any) -> list[dict[str, Any]]:
     if before == last:
         raise UserError(
             f"{kind} has no last stage to replace: its last two maps have the same stride {last[0]} and "
-            f"the same {last[1]} channels; give a pyramid"
+            f"the same {last[1]} channels; give a CNN with stages of decreasing resolution"
         )
     return infos
 
 
 def _without_last_stage(model: Any, infos: Sequence[dict[str, Any]]) -> Any:
-    """A copy that ends at the last map but one; also the layers between last stage and classifier go."""
+    """Returns a copy without the last stage and without the layers between it and the classifier."""
     pruned = copy.deepcopy(model)
     pruned.prune_intermediate_layers([len(infos) - 2], prune_norm=True, prune_head=True)
     names = [name for name, _ in model.named_children()]
@@ -322,8 +256,8 @@ def _without_last_stage(model: Any, infos: Sequence[dict[str, Any]]) -> Any:
     return pruned
 
 
-def _config(model: Any) -> dict[str, Any]:
-    """How to prepare images is as before; the classifier is another, and the stem has a longer name."""
+def _pretrained_cfg(model: Any) -> dict[str, Any]:
+    """Returns timm's configuration of ``model`` with the names of the new model's first and last layers."""
     cfg = dict(getattr(model, "pretrained_cfg", {}))
     first = cfg.get("first_conv")
     names = [first] if isinstance(first, str) else list(first or ())

@@ -1,14 +1,13 @@
 """Pure batched tensor functions: no modules, no state.
 
-One alphabet throughout: B batch, N patches, K tokens or clusters, C channels, H×W the patch grid.
+B images, N patches, K tokens or clusters, C channels, H×W the patch grid.
 """
 
 from visualtokens.ops.attention import attend, join_heads, significance, split_heads
-from visualtokens.ops.checks import set_checks
+from visualtokens.ops.clustering import KMeans, KMedoids, kmeans, kmedoids
 from visualtokens.ops.groups import assign_soft, gather, group_mean, group_sum, scatter, take, ungroup
-from visualtokens.ops.k_means import KMeans, kmeans
-from visualtokens.ops.k_medoids import KMedoids, kmedoids
 from visualtokens.ops.matching import Merged, bipartite_merge
+from visualtokens.ops.numerics import set_checks
 from visualtokens.ops.seeds import cell_grid, pool_cells
 from visualtokens.ops.super_tokens import (
     Cells,

@@ -1,19 +1,20 @@
-"""The one attention of the library."""
+"""Scaled dot-product attention, its heads, and how much attention a token receives."""
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from visualtokens.ops.numerics import accumulation_dtype
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, *, scale: float | None = None
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v, without keeping the attention matrix.
+    """softmax(q kᵀ · scale + bias) v, ``(B, heads, N, E)``; the attention matrix is not stored.
 
-    ``q (B, heads, N, D)``, ``k (B, heads, M, D)``, ``v (B, heads, M, E)`` give ``(B, heads, N, E)``;
-    ``bias`` broadcasts to ``(B, heads, N, M)``; ``scale`` is D^-0.5 unless given.
+    ``q (B, heads, N, D)``, ``k (B, heads, M, D)``, ``v (B, heads, M, E)``; ``bias`` broadcasts to
+    ``(B, heads, N, M)``; ``scale`` defaults to D^-0.5.
     """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
@@ -28,10 +29,6 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-# How much attention a token receives.
-
-
 def significance(attention: Tensor) -> Tensor:
     """Σ over heads and queries of ``attention (B, heads, queries, N)``: ``(B, N)``, at least float32."""
-    dtype = torch.float64 if attention.dtype == torch.float64 else torch.float32
-    return attention.sum(dim=(1, 2), dtype=dtype)
+    return attention.sum(dim=(1, 2), dtype=accumulation_dtype(attention))

@@ -1,4 +1,4 @@
-"""Where clustering starts: which tokens, or which mean points, are the first centres."""
+"""Initial centres of a clustering: which tokens, or which mean points."""
 
 from __future__ import annotations
 
@@ -8,46 +8,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visualtokens.ops.checks import own_precision
+from visualtokens.ops.distances import nearest, origin
 from visualtokens.ops.groups import take
+from visualtokens.ops.numerics import upcast
 
 Init = Tensor | torch.Generator | tuple[int, int] | Literal["distinct"] | None
 
 
-def seed_indices(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Tensor:
-    """The tokens that are the first centres, ``(B, K)``.
+def seed_indices(
+    init: Init, x: Tensor, k: int, *, weights: Tensor | None, distance: Tensor | None = None
+) -> Tensor:
+    """Tokens of ``x (B, N, C)`` that are the initial centres, ``(B, K)``.
 
-    | init | first centres |
+    | init | initial centres |
     |---|---|
     | integer tensor ``(B, K)`` or ``(K,)`` | these tokens, in this order |
-    | floating tensor ``(B, N)`` | the K of highest score, the lowest index on ties |
+    | floating tensor ``(B, N)`` | the K highest scores, the lowest index on ties |
     | ``torch.Generator`` | K different random tokens per image |
-    | ``(H, W)`` | the tokens in the middle of K cells of the H×W grid |
-    | ``"distinct"`` | those that have no near twin, see :func:`distinct_indices` |
-    | None | by ``weights`` as scores; without weights, K tokens at equal steps |
+    | ``(H, W)`` | the tokens at the centres of K cells of the H×W grid |
+    | ``"distinct"`` | tokens without a near-duplicate, see :func:`distinct_indices` |
+    | None | ``weights (B, N)`` as scores; without weights, K evenly spaced tokens |
 
-    Except for given indices they come in ascending order, so tokens keep the order of the patches.
+    Except for given indices the order is ascending, so tokens keep the order of their patches.
+    ``distance (B, N, N)``, if available, is used by "distinct".
     """
     b, n, _ = x.shape
     if init is None and weights is not None:
         return top_k(weights, k)
     if init is None:
         return (torch.arange(k, device=x.device) * n // k).expand(b, k)
-    if isinstance(init, Tensor):  # asked first: a compiler cannot ask whether a tensor is a generator
+    if isinstance(init, Tensor):  # first: torch.compile cannot test a tensor for being a generator
         return _by_score(init, b, n, k) if init.is_floating_point() else _by_index(init, b, n, k)
     if isinstance(init, str):
         if init != "distinct":
-            raise ValueError(f"init={init!r} is unknown; the only one that has a name is 'distinct'")
-        return distinct_indices(x, k)
+            raise ValueError(f"init={init!r} is unknown; the only named one is 'distinct'")
+        return distinct_indices(x, k, distance=distance)
     if isinstance(init, torch.Generator):
         return top_k(torch.rand(b, n, generator=init, device=init.device).to(x.device), k)
-    return _cell_middles(init, n, k).to(x.device).expand(b, k)
+    return _cell_centres(init, n, k).to(x.device).expand(b, k)
 
 
 def seed_centres(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Tensor:
-    """The first centres ``(B, K, C)`` of k-means: as :func:`seed_indices`, and besides
+    """Initial centres of k-means, ``(B, K, C)``: those of :func:`seed_indices`, and in addition
 
-    | init | first centres |
+    | init | initial centres |
     |---|---|
     | floating tensor ``(B, K, C)`` or ``(K, C)`` | these points |
     | ``(H, W)`` | the means of K cells of the H×W grid |
@@ -61,51 +65,50 @@ def seed_centres(init: Init, x: Tensor, k: int, *, weights: Tensor | None) -> Te
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """Indices of the K highest scores, ascending; on ties the lowest (``torch.topk`` may take any)."""
+    """Indices of the K highest of ``scores (B, N)``, ascending: ``(B, K)``.
+
+    On ties the lowest index wins; ``torch.topk`` may return any.
+    """
     order = scores.sort(dim=1, descending=True, stable=True).indices  # (B, N)
     return order[:, :k].sort(dim=1).values
 
 
 @torch.no_grad()
 def distinct_indices(x: Tensor, k: int, *, distance: Tensor | None = None) -> Tensor:
-    """K of the N tokens that have no near twin among the others: ``(B, K)``, ascending.
+    """K tokens of ``x (B, N, C)`` that have no near-duplicate among the others: ``(B, K)``, ascending.
 
-    The tokens are dealt out to two sides in turn, so that of two twins only one can go: those of the
-    first side that lie nearest to one of the second are left out. Where fewer than the second side are to
-    stay, it is dealt out again. ``distance (B, N, N)``, if known, saves making the N²/4 squared distances.
+    The tokens are split alternately into two sets, so that of two near-duplicates at most one is dropped:
+    the tokens of the first set that lie nearest to any of the second are dropped. If K is at most the
+    size of the second set, the second set is split again. ``distance (B, N, N)``, if available, saves
+    computing the N²/4 squared distances.
     """
+    # The tokens that are split lie at first, first + step, first + 2·step, …
     n, first, step = x.shape[1], 0, 1
     while k <= n // 2:
         n, first, step = n // 2, first + step, 2 * step
     if k == n:
         return torch.arange(first, x.shape[1], step, device=x.device).expand(len(x), -1)
-    ours, theirs = slice(first, None, 2 * step), slice(first + step, None, 2 * step)
-    others = torch.arange(first + step, x.shape[1], 2 * step, device=x.device).expand(len(x), -1)
+    one, other = slice(first, None, 2 * step), slice(first + step, None, 2 * step)
     if distance is None:
-        nearest = nearest_distance(x[:, ours], x[:, theirs])  # (B, first side)
+        x = upcast(x)
+        x = x - origin(x)
+        isolation, _ = nearest(x[:, one], x[:, other])  # (B, first set)
     else:
-        nearest = distance[:, ours, theirs].amin(2)
-    farthest = nearest.sort(dim=1, descending=True, stable=True).indices[:, : k - others.shape[1]]
-    return torch.cat((farthest * (2 * step) + first, others), dim=1).sort(dim=1).values
-
-
-def nearest_distance(x: Tensor, others: Tensor) -> Tensor:
-    """min_j ‖x_i − y_j‖² for ``x (B, N, C)`` and ``others (B, M, C)``: ``(B, N)``."""
-    if x.dtype != torch.float64:
-        x, others = x.float(), others.float()
-    with own_precision(x):
-        middle = others.mean(1, keepdim=True)  # so that a large common part costs no digits
-        x, others = x - middle, others - middle
-        square = others.square().sum(2).unsqueeze(1)  # (B, 1, M)
-        return torch.baddbmm(square, x, others.mT, alpha=-2).amin(2) + x.square().sum(2)
+        isolation = distance[:, one, other].amin(2)
+    kept = torch.arange(first + step, x.shape[1], 2 * step, device=x.device).expand(len(x), -1)
+    isolated = isolation.sort(dim=1, descending=True, stable=True).indices[:, : k - kept.shape[1]]
+    return torch.cat((isolated * (2 * step) + first, kept), dim=1).sort(dim=1).values
 
 
 def cell_grid(k: int, grid: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of exactly K cells, shaped most like the grid: 16 on a square is 4×4, 8 is 2×4."""
+    """Rows and columns of exactly K cells with the aspect ratio nearest to that of the grid (H, W).
+
+    16 cells on a square grid are 4×4, 8 are 2×4.
+    """
     height, width = grid
 
     def mismatch(rows: int) -> float:
-        """The ratio of the two aspect ratios, whichever way it is above one."""
+        """Quotient of the two aspect ratios, at least 1."""
         down, across = rows * width, k // rows * height
         return max(down, across) / min(down, across)
 
@@ -113,13 +116,16 @@ def cell_grid(k: int, grid: tuple[int, int]) -> tuple[int, int]:
         raise ValueError(f"k={k} cells cannot be laid out; give at least 1")
     rows = 1
     for candidate in range(2, k + 1):
-        if k % candidate == 0 and mismatch(candidate) < mismatch(rows):  # on ties the fewer rows
+        if k % candidate == 0 and mismatch(candidate) < mismatch(rows):  # on ties fewer rows
             rows = candidate
     return rows, k // rows
 
 
 def pool_cells(x: Tensor, grid: tuple[int, int], k: int) -> Tensor:
-    """Average ``x (B, N, C)`` over K cells of its grid: ``(B, K, C)``. More cells than patches overlap."""
+    """Means of ``x (B, N, C)`` over K cells of its grid (H, W): ``(B, K, C)``.
+
+    If there are more cells than patches, cells overlap.
+    """
     _check_grid(grid, x.shape[1])
     cells = F.adaptive_avg_pool2d(x.mT.unflatten(2, grid), cell_grid(k, grid))  # (B, C, rows, columns)
     return cells.flatten(2).mT
@@ -140,7 +146,8 @@ def _by_index(index: Tensor, b: int, n: int, k: int) -> Tensor:
     return index.long().expand(b, k)
 
 
-def _cell_middles(grid: tuple[int, int], n: int, k: int) -> Tensor:
+def _cell_centres(grid: tuple[int, int], n: int, k: int) -> Tensor:
+    """Indices of the patches at the centres of K cells, ``(K,)``."""
     _check_grid(grid, n)
     rows, columns = cell_grid(k, grid)
     if rows > grid[0] or columns > grid[1]:

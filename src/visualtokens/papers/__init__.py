@@ -1,4 +1,4 @@
-"""The figures that the four papers publish, and what this library makes of them."""
+"""Figures published in the four papers, next to the values computed here."""
 
 from visualtokens.papers.figures import Published, published, schedule
 from visualtokens.papers.reproduce import Row, rows, table, to_dicts

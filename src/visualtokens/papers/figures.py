@@ -1,7 +1,7 @@
-"""The figures that the papers print, as data (``published.csv``).
+"""The figures printed in the papers (``published.csv``).
 
-The csv holds every figure as printed, misprints included; only zeros at the end of a decimal number are
-not kept (0.70 is 0.7). Corrections are here, in code.
+The csv holds every figure as printed, misprints included. Only trailing zeros of decimals are dropped
+(0.70 is stored as 0.7).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from importlib import resources
 
 from visualtokens.errors import unknown
+from visualtokens.reduce.schedule import PUBLISHED
 
-# What can be computed from a model alone. Everything else (accuracy, speed, memory) is a result.
-COSTS = frozenset(
+# Metrics that depend on the model only. All others (accuracy, speed, memory) are results.
+COST_METRICS = frozenset(
     {
         "mparams",
         "mflops",
@@ -38,8 +39,8 @@ class Published:
     paper: str
     table: str
     model: str
-    variant: str  # of the model, or the conditions it was measured under; may be empty
-    input: str  # height×width as "224x224"; empty where the paper does not say
+    variant: str  # of the model or the experiment; may be empty
+    input: str  # height×width such as "224x224"; empty if the paper does not state it
     metric: str
     value: str  # as printed
 
@@ -49,13 +50,13 @@ class Published:
 
     @property
     def decimals(self) -> int:
-        """Digits behind the point."""
+        """Number of printed decimals."""
         return len(self.value.partition(".")[2])
 
     @property
     def is_cost(self) -> bool:
-        """Whether a model alone decides it, without data, training or a particular machine."""
-        return self.metric in COSTS
+        """Whether the figure depends on the model only, not on data, training or hardware."""
+        return self.metric in COST_METRICS
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -73,7 +74,7 @@ def published(
     model: str | None = None,
     metric: str | None = None,
 ) -> list[Published]:
-    """The printed figures, all of them or those of one paper, table, model or metric, in printed order."""
+    """The figures in printed order, optionally only those of one paper, table, model or metric."""
     figures: Iterable[Published] = _read()
     for field, wanted in dict(paper=paper, table=table, model=model, metric=metric).items():
         if wanted is not None:
@@ -90,27 +91,15 @@ def _read() -> tuple[Published, ...]:
     return tuple(Published(**row) for row in csv.DictReader(text.splitlines()))
 
 
-# Token Pooling prints one schedule with 13 entries and one with 11 for models of 12 blocks. With these,
-# the printed costs come out: a 0 too many at the end, and a 177 too few.
-_MISPRINTS = {
-    ("deit_s", "186 162 102 56 13 4 2 2 0 0 0 0 0"): "186 162 102 56 13 4 2 2 0 0 0 0",
-    ("deit_e252", "196 196 196 195 193 189 177 177 177 177 177"): (
-        "196 196 196 195 193 189 177 177 177 177 177 177"
-    ),
-}
-
-
 def schedule(model: str, sparsity: int) -> tuple[int, ...]:
-    """How many tokens Token Pooling keeps after each block (Tables 3 to 5), misprints corrected.
+    """The number of tokens after each block (Token Pooling, Tables 3 to 5), with misprints corrected.
 
-    ``model`` is ``deit_s``, ``deit_e318`` or ``deit_e252``, ``sparsity`` 0 to 7.
+    ``model`` is ``deit_s``, ``deit_e318`` or ``deit_e252``; ``sparsity`` is 0 to 7.
     """
-    printed = published("token-pooling", metric="tokens_after_block")
-    schedules = {(f.model, f.variant): f.value for f in printed}
-    if model not in {m for m, _ in schedules}:
-        raise unknown("model with schedules", model, {m for m, _ in schedules})
-    variant = f"sparsity={sparsity}"
-    if (model, variant) not in schedules:
-        raise unknown(f"schedule of {model}", variant, {v for m, v in schedules if m == model})
-    value = schedules[model, variant]
-    return tuple(map(int, _MISPRINTS.get((model, value), value).split()))
+    schedules = {name.replace("deit_small", "deit_s"): levels for name, levels in PUBLISHED.items()}
+    if model not in schedules:
+        raise unknown("model with schedules", model, schedules)
+    if sparsity not in range(len(schedules[model])):
+        levels = [f"sparsity={level}" for level in range(len(schedules[model]))]
+        raise unknown(f"schedule of {model}", f"sparsity={sparsity}", levels)
+    return schedules[model][sparsity]

@@ -1,74 +1,71 @@
-"""Which model stands behind which row of which paper. A new family adds its entries to ``MODELS``."""
+"""Which model belongs to which row of the papers' tables, and how the papers count its cost."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import visualtokens.models  # noqa: F401  registers our models with timm
-from visualtokens.bench import count_macs, count_parameters, macs_by_module
-from visualtokens.layers import SuperTokenAttention, TokenConv
-from visualtokens.layers.tokenizers import Centroids
-from visualtokens.papers import detectors, segmenters, token_pooling
+from visualtokens.papers.counting import (
+    DEFAULT_METRICS,
+    FixedRegions,
+    Metric,
+    Size,
+    clustering_macs,
+    giga,
+    macs_and_biases,
+    macs_without_kmeans,
+    mega,
+    pixel_macs,
+    pooled_macs,
+    pooled_macs_as_run,
+    pyramid_macs,
+    ratios_to,
+    released_stvit_macs,
+    total_macs,
+)
+from visualtokens.reduce import reduce
+from visualtokens.reduce.schedule import PUBLISHED
+from visualtokens.tasks import detect, segment
 
-Metric = Callable[[nn.Module, tuple[int, int]], float]
-
-# How the papers' units follow from a model and the size of its input.
-COUNTS: Mapping[str, Metric] = {
-    "mparams": lambda model, size: count_parameters(model) / 1e6,
-    "mflops": lambda model, size: count_macs(model, size) / 1e6,
-    "gflops": lambda model, size: count_macs(model, size) / 1e9,
-}
+Build = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """How to build a model, and how its published metrics are computed.
+    """A model and the functions that compute its published metrics.
 
-    ``other`` has a second way of counting for some of the metrics, ``other_name`` says which.
+    ``other`` counts some of the metrics in a second way, which ``other_name`` names.
     """
 
-    build: Callable[[], nn.Module]
-    metrics: Mapping[str, Metric] = field(default_factory=lambda: COUNTS)
+    build: Build
+    metrics: Mapping[str, Metric] = field(default_factory=lambda: DEFAULT_METRICS)
     other: Mapping[str, Metric] = field(default_factory=dict)
     other_name: str = ""
-    size: tuple[int, int] | None = None  # of the input, where the table does not tell it
+    size: Size | None = None  # of the image, where published.csv has none
 
 
 @functools.cache
-def named(name: str, **options: Any) -> Entry:
-    """A model that timm knows, ours included, with options for its constructor. One entry per model."""
-    return Entry(lambda: timm.create_model(name, **options))
+def meta_model(constructor: Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
+    """The model in eval mode on the meta device; the same object for the same arguments."""
+    with torch.device("meta"):
+        return constructor(*args, **options).eval()
 
 
-def macs_without(model: nn.Module, size: tuple[int, int], kind: type[nn.Module]) -> int:
-    """The multiply-adds that do not happen in modules of one kind."""
-    counts = macs_by_module(model, size, depth=None)
-    skipped = [name for name, module in model.named_modules() if isinstance(module, kind)]
-    return counts[""] - sum(counts.get(name, 0) for name in skipped)
+def timm_model(name: str, **options: Any) -> Build:
+    """Builds a model that is registered with timm."""
+    return functools.partial(meta_model, timm.create_model, name, **options)
 
 
-def pixel_macs(model: nn.Module, size: tuple[int, int]) -> int:
-    """Without the 1×1 convolutions of tokens, as Visual Transformers counts R50, R101 and FPN."""
-    return macs_without(model, size, TokenConv)
+# Visual Transformers
 
-
-PIXEL_COUNTS: Mapping[str, Metric] = {
-    "mflops": lambda model, size: pixel_macs(model, size) / 1e6,
-    "gflops": lambda model, size: pixel_macs(model, size) / 1e9,
-}
-# Visual Transformers does not count what k-means itself multiplies.
-WITHOUT_KMEANS: Mapping[str, Metric] = {
-    "mflops": lambda model, size: macs_without(model, size, Centroids) / 1e6
-}
-
-# The variants of Visual Transformers' Tables 3 to 7, as options of the models.
+# The variants of Tables 3 to 7, as options of the models.
 VT_ABLATIONS: Mapping[str, dict[str, Any]] = {
     "tokenizer=pool": dict(tokenizer="pool"),
     "tokenizer=cluster": dict(tokenizer="cluster"),
@@ -84,166 +81,163 @@ VT_ABLATIONS: Mapping[str, dict[str, Any]] = {
     "projector=yes": {},
     "projector=no": dict(projector=False),
 }
+SEGMENTATION_CLASSES: Mapping[str, int] = {"coco-stuff": 91, "lip": 20}
 
 
-@functools.cache
 def vt(depth: int, variant: str = "") -> Entry:
-    """A VT-ResNet. Its multiply-adds in full, and beside them as the paper counts the deeper ones."""
-    build = named(f"vt_resnet{depth}", **VT_ABLATIONS.get(variant, {})).build
+    """A VT-ResNet, counted in full and without its token convolutions."""
+    build = timm_model(f"vt_resnet{depth}", **VT_ABLATIONS.get(variant, {}))
     if variant == "tokenizer=cluster":
-        return Entry(build, WITHOUT_KMEANS)
-    return Entry(build, other=PIXEL_COUNTS, other_name="pixel MACs")
+        return Entry(build, {"mflops": mega(macs_without_kmeans)})
+    other = {"mflops": mega(pixel_macs), "gflops": giga(pixel_macs)}
+    return Entry(build, other=other, other_name="pixel MACs")
 
 
-# What some tools add to the multiply-adds, per value that comes out.
-EXTRA: Mapping[type[nn.Module], int] = {nn.LayerNorm: 5, nn.BatchNorm2d: 2}
-
-
-def released_stvit_macs(model: nn.Module, size: tuple[int, int]) -> int:
-    """As STViT's released code comes out in a tool that counts norms and pooling, too.
-
-    That code reads and sums neighbours by convolutions with constant 3×3 kernels, nine channels for each
-    of C: 81·K·C, three times for each attention with K super tokens. Ours multiplies nothing there.
-    """
-    extra = 0
-
-    def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal extra
-        sampling = isinstance(module, SuperTokenAttention) and module.samples
-        work = next((n for kind, n in EXTRA.items() if isinstance(module, kind)), int(sampling))
-        extra += work * output.numel()  # one for every token that is pooled into a first super token
-
-    hooks = [module.register_forward_hook(add) for module in model.modules()]
-    try:
-        counts = macs_by_module(model, size, depth=None)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name, module in model.named_modules():
-        if isinstance(module, SuperTokenAttention) and module.samples:
-            dim = module.mix.proj.in_features
-            extra += 3 * 81 * counts[f"{name}.mix.proj"] // dim  # K·C of the projection's K·C·C
-    return counts[""] + extra
-
-
-AS_RELEASED: Mapping[str, Metric] = {
-    "gflops": lambda model, size: released_stvit_macs(model, size) / 1e9,
-}
-
-
-@functools.cache
-def stvit(name: str) -> Entry:
-    """An STViT. Its multiply-adds, and beside them those of the released code."""
-    return Entry(named(name).build, other=AS_RELEASED, other_name="released code")
-
-
-_parts = functools.cache(macs_by_module)
-
-
-def vt_ratios(depth: int) -> Entry:
-    """Visual Transformers' Table 1: how many times as much the ResNet has, in all and in its last stage."""
-
-    @functools.cache
-    def resnet() -> nn.Module:
-        with torch.device("meta"):
-            return timm.create_model(f"resnet{depth}")
-
-    def macs(theirs: str, ours: str) -> Metric:
-        return lambda model, size: _parts(resnet(), size)[theirs] / _parts(model, size)[ours]
-
-    def parameters(theirs: str, ours: str) -> Metric:
-        return lambda model, size: (
-            count_parameters(resnet().get_submodule(theirs)) / count_parameters(model.get_submodule(ours))
-        )
-
-    return Entry(
-        lambda: timm.create_model(f"vt_resnet{depth}"),
-        {
-            "flops_total_ratio": macs("", ""),
-            "flops_stage5_ratio": macs("layer4", "vt"),
-            "params_total_ratio": parameters("", ""),
-            "params_stage5_ratio": parameters("layer4", "vt"),
-        },
+def segmenter(head: str, depth: int, dataset: str) -> Entry:
+    """``fpn`` or ``vt_fpn`` on a ResNet, whose stages stride in their first convolution as in the paper."""
+    build = functools.partial(
+        meta_model,
+        segment.create,
+        head,
+        backbone=f"resnet{depth}",
+        classes=SEGMENTATION_CLASSES[dataset],
+        stride_first=True,
     )
-
-
-# The two sizes of STViT's Table II.
-ISO_96 = "isotropic channels=96-192-384-768 depths=2-2-6-2"
-ISO_64 = "isotropic channels=64-128-320-512 depths=3-5-9-3"
-
-
-@functools.cache
-def pooled(setting: token_pooling.Setting) -> Entry:
-    """A reduced DeiT as Token Pooling counts it; beside that, without the clustering that changes nothing."""
-    published = {"gflops": token_pooling.gmacs, "gflops_clustering": token_pooling.clustering_gmacs}
-    if setting.method == "power_bert":
-        return Entry(setting.build, published)
-    return Entry(setting.build, published, {"gflops": token_pooling.gmacs_as_run}, "as it runs")
-
-
-@functools.cache
-def segmented(head: str, depth: int, dataset: str) -> Entry:
-    """A segmentation model of Visual Transformers. Beside its multiply-adds those that the paper counts."""
     return Entry(
-        lambda: segmenters.segmenter(head, depth, dataset),
-        {"gflops_total": segmenters.total_gmacs, "gflops_fpn": segmenters.pyramid_gmacs},
-        {"gflops_total": segmenters.total_pixel_gmacs, "gflops_fpn": segmenters.pyramid_pixel_gmacs},
+        build,
+        {"gflops_total": giga(total_macs), "gflops_fpn": giga(pyramid_macs)},
+        {"gflops_total": giga(pixel_macs), "gflops_fpn": giga(pixel_macs, part="decoder.pyramid")},
         "pixel MACs",
     )
 
 
-@functools.cache
-def detected(backbone: str) -> Entry:
-    """Mask R-CNN as PaCa-ViT counts it."""
+# PaCa-ViT
+
+
+def mask_rcnn(backbone: str) -> FixedRegions:
+    """Mask R-CNN for COCO, with a fixed number of regions."""
+    return FixedRegions(detect.create("mask_rcnn", backbone=backbone, classes=80))
+
+
+def detector(backbone: str) -> Entry:
+    """Mask R-CNN of Table 4, counted on one image of 1280×800."""
     return Entry(
-        lambda: detectors.mask_rcnn(backbone),
-        {
-            "mparams": COUNTS["mparams"],
-            "gflops": lambda model, size: detectors.macs_and_biases(model, size) / 1e9,
-        },
-        size=detectors.SIZE,
+        functools.partial(meta_model, mask_rcnn, backbone),
+        {"mparams": DEFAULT_METRICS["mparams"], "gflops": giga(macs_and_biases)},
+        size=(800, 1280),
     )
 
 
-RESNET18, RESNET34 = named("resnet18"), named("resnet34")
+# STViT
+
+# The two sizes of Table II.
+ISO_96 = "isotropic channels=96-192-384-768 depths=2-2-6-2"
+ISO_64 = "isotropic channels=64-128-320-512 depths=3-5-9-3"
+
+
+def stvit(name: str) -> Entry:
+    """An STViT, counted as it runs here and as released."""
+    return Entry(timm_model(name), other={"gflops": giga(released_stvit_macs)}, other_name="released code")
+
+
+# Token Pooling: DeiT of three widths at eight levels of sparsity, with each method
+
+# Models and methods as published.csv names them. Weighting the tokens costs nothing.
+BASES = {"deit_s": "deit_small", "deit_e318": "deit_e318", "deit_e252": "deit_e252"}
+METHODS = {
+    "power-bert": "power_bert",
+    "kmeans": "kmeans",
+    "weighted-kmeans": "kmeans",
+    "kmedoids": "kmedoids",
+    "weighted-kmedoids": "kmedoids",
+}
+# Table 2 identifies its models by their cost only. These models of Tables 3 to 5 have that cost.
+TABLE_2 = {
+    "row1": ("deit_e252", 7),
+    "row2": ("deit_e252", 6),
+    "row3": ("deit_e252", 5),
+    "row4": ("deit_e318", 6),
+    "row5": ("deit_e252", 4),
+    "row6": ("deit_e252", 3),
+    "row7": ("deit_e252", 2),
+    "row8": ("deit_e252", 1),
+    "row9": ("deit_e318", 4),
+    "row10": ("deit_e318", 3),
+    "row11": ("deit_e318", 2),
+    "row12": ("deit_small", 4),
+    "row13": ("deit_small", 3),
+    "row14": ("deit_small", 2),
+    "row15": ("deit_small", 1),
+    "row16": ("deit_small", 0),
+}
+ROW_12_POWER_BERT = ("deit_e318", 1)  # PoWER-BERT of row 12 is narrower than the other two
+
+
+def reduced_deit(base: str, level: int, method: str) -> nn.Module:
+    """A DeiT with the published schedule of a sparsity level."""
+    name = f"{base}_patch16_224" if base == "deit_small" else base
+    options: dict[str, Any] = {} if method == "power_bert" else {"init": "significance"}
+    return reduce(timm.create_model(name), method, keep=f"{base}/{level}", **options)
+
+
+def pooled(base: str, level: int, method: str) -> Entry:
+    """A reduced DeiT, counted as in the paper and, where it clusters, as it runs here."""
+    return Entry(
+        functools.partial(meta_model, reduced_deit, base, level, method),
+        {"gflops": giga(pooled_macs), "gflops_clustering": giga(clustering_macs)},
+        {} if method == "power_bert" else {"gflops": giga(pooled_macs_as_run)},
+        "" if method == "power_bert" else "as it runs",
+    )
+
+
+def _pooled_models() -> Iterator[tuple[tuple[str, str, str], Entry]]:
+    for model, base in BASES.items():
+        for level in range(len(PUBLISHED[base])):
+            for name, method in METHODS.items():
+                if base == "deit_small" or "kmeans" not in name:
+                    yield ("token-pooling", model, f"sparsity={level} {name}"), pooled(base, level, method)
+    for row, setting in TABLE_2.items():
+        for name in ("power-bert", "kmedoids", "weighted-kmedoids"):
+            base, level = ROW_12_POWER_BERT if (row, name) == ("row12", "power-bert") else setting
+            yield ("token-pooling", row, name), pooled(base, level, METHODS[name])
+
 
 # (paper, model, variant) as in published.csv
 MODELS: Mapping[tuple[str, str, str], Entry] = {
-    ("visual-transformers", "resnet18", "default_recipe"): RESNET18,
-    ("visual-transformers", "resnet18", "he2016"): RESNET18,
-    ("visual-transformers", "resnet18", "advanced_recipe"): RESNET18,
-    ("visual-transformers", "resnet34", "default_recipe"): RESNET34,
-    ("visual-transformers", "resnet34", "he2016"): RESNET34,
-    ("visual-transformers", "resnet34", "advanced_recipe"): RESNET34,
-    ("visual-transformers", "resnet50", "he2016"): named("resnet50"),
-    ("visual-transformers", "resnet101", "he2016"): named("resnet101"),
-    **{("visual-transformers", f"vt_r{n}", "ratio_to_resnet"): vt_ratios(n) for n in (18, 34, 50, 101)},
+    **{
+        ("visual-transformers", f"resnet{depth}", variant): Entry(timm_model(f"resnet{depth}"))
+        for depth in (18, 34)
+        for variant in ("default_recipe", "he2016", "advanced_recipe")
+    },
+    ("visual-transformers", "resnet50", "he2016"): Entry(timm_model("resnet50")),
+    ("visual-transformers", "resnet101", "he2016"): Entry(timm_model("resnet101")),
+    **{
+        ("visual-transformers", f"vt_r{n}", "ratio_to_resnet"): Entry(
+            timm_model(f"vt_resnet{n}"), ratios_to(timm_model(f"resnet{n}"))
+        )
+        for n in (18, 34, 50, 101)
+    },
     **{("visual-transformers", f"vt_r{n}", "default_recipe"): vt(n) for n in (18, 34)},
     **{("visual-transformers", f"vt_r{n}", v): vt(n, v) for n in (18, 34) for v in VT_ABLATIONS},
     **{("visual-transformers", f"vt_r{n}", "advanced_recipe"): vt(n) for n in (18, 34, 50, 101)},
-    ("paca-vit", "paca_vit_b0", "imagenet-1k"): named("paca_vit_b0"),
-    ("paca-vit", "paca_vit_b1", "imagenet-1k"): named("paca_vit_b1"),
-    ("paca-vit", "paca_vit_b2", "imagenet-1k"): named("paca_vit_b2"),
-    ("paca-vit", "paca_vit_b0", "cifar-100"): named("paca_vit_b0_32", num_classes=100),
-    ("paca-vit", "paca_vit_b1", "cifar-100"): named("paca_vit_b1_32", num_classes=100),
-    ("paca-vit", "paca_vit_b2", "cifar-100"): named("paca_vit_b2_32", num_classes=100),
-    ("paca-vit", "pvt_v2_b0", "imagenet-1k"): named("pvt_v2_b0"),
-    ("paca-vit", "pvt_v2_b1", "imagenet-1k"): named("pvt_v2_b1"),
-    ("paca-vit", "pvt_v2_b2", "imagenet-1k"): named("pvt_v2_b2"),
-    ("paca-vit", "pvt_v2_b0", "cifar-100"): named("pvt_v2_b0_32", num_classes=100),
-    ("paca-vit", "pvt_v2_b1", "cifar-100"): named("pvt_v2_b1_32", num_classes=100),
-    ("paca-vit", "pvt_v2_b2", "cifar-100"): named("pvt_v2_b2_32", num_classes=100),
-    ("paca-vit", "pvt_v2_b0_pure", "cifar-100"): named("pvt_v2_b0_pure_32", num_classes=100),
-    ("paca-vit", "pvt_v2_b1_pure", "cifar-100"): named("pvt_v2_b1_pure_32", num_classes=100),
-    ("paca-vit", "pvt_v2_b2_pure", "cifar-100"): named("pvt_v2_b2_pure_32", num_classes=100),
     **{
-        ("visual-transformers", f"{head}_r{depth}", dataset): segmented(head, depth, dataset)
+        ("visual-transformers", f"{head}_r{depth}", dataset): segmenter(head, depth, dataset)
         for head in ("fpn", "vt_fpn")
         for depth in (50, 101)
-        for dataset in segmenters.CLASSES
+        for dataset in SEGMENTATION_CLASSES
     },
     **{
-        ("paca-vit", f"{family}_b{n}", "mask-rcnn-1x coco"): detected(f"{family}_b{n}")
+        ("paca-vit", f"{family}_b{n}", "imagenet-1k"): Entry(timm_model(f"{family}_b{n}"))
+        for family in ("paca_vit", "pvt_v2")
+        for n in range(3)
+    },
+    **{
+        ("paca-vit", name, "cifar-100"): Entry(timm_model(f"{name}_32", num_classes=100))
+        for n in range(3)
+        for name in (f"paca_vit_b{n}", f"pvt_v2_b{n}", f"pvt_v2_b{n}_pure")
+    },
+    **{
+        ("paca-vit", f"{family}_b{n}", "mask-rcnn-1x coco"): detector(f"{family}_b{n}")
         for family in ("paca_vit", "pvt_v2")
         for n in range(3)
     },
@@ -251,14 +245,14 @@ MODELS: Mapping[tuple[str, str, str], Entry] = {
     ("stvit", "stvit", f"{ISO_96} rpe"): stvit("stvit_iso_96"),
     ("stvit", "stvit", f"{ISO_64} rpe"): stvit("stvit_iso_64"),
     ("stvit", "stvit", f"{ISO_64} no-rpe"): stvit("stvit_iso_64_norpe"),
-    ("stvit", "swin", f"{ISO_96} rpe"): named("swin_iso_96"),
-    ("stvit", "swin", f"{ISO_64} rpe"): named("swin_iso_64"),
-    ("stvit", "swin", f"{ISO_64} no-rpe"): named("swin_iso_64_norpe"),
-    ("stvit", "swin+global-stage3", f"{ISO_64} rpe"): named("swin_iso_64_global"),
-    # Table 2 gives DeiT by its cost only: tiny, the two narrower ones, small.
-    ("token-pooling", "row7", "deit"): named("deit_tiny_patch16_224"),
-    ("token-pooling", "row11", "deit"): named("deit_e252"),
-    ("token-pooling", "row15", "deit"): named("deit_e318"),
-    ("token-pooling", "row16", "deit"): named("deit_small_patch16_224"),
-    **{("token-pooling", name, variant): pooled(s) for name, variant, s in token_pooling.settings()},
+    ("stvit", "swin", f"{ISO_96} rpe"): Entry(timm_model("swin_iso_96")),
+    ("stvit", "swin", f"{ISO_64} rpe"): Entry(timm_model("swin_iso_64")),
+    ("stvit", "swin", f"{ISO_64} no-rpe"): Entry(timm_model("swin_iso_64_norpe")),
+    ("stvit", "swin+global-stage3", f"{ISO_64} rpe"): Entry(timm_model("swin_iso_64_global")),
+    # Table 2 identifies DeiT by its cost only: tiny, the two narrower ones, small.
+    ("token-pooling", "row7", "deit"): Entry(timm_model("deit_tiny_patch16_224")),
+    ("token-pooling", "row11", "deit"): Entry(timm_model("deit_e252")),
+    ("token-pooling", "row15", "deit"): Entry(timm_model("deit_e318")),
+    ("token-pooling", "row16", "deit"): Entry(timm_model("deit_small_patch16_224")),
+    **dict(_pooled_models()),
 }

@@ -1,4 +1,4 @@
-"""Fewer tokens for vision transformers that exist already.
+"""Fewer tokens for existing vision transformers.
 
 >>> visualtokens.reduce(model, "weighted_kmedoids", keep="deit_small/3")
 >>> visualtokens.restore(model)
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import visualtokens.reduce.trainable  # noqa: F401  registers reduced_vit with timm
 from visualtokens.callable_package import make_callable
 from visualtokens.reduce.forward import Tokens, forward_tokens
-from visualtokens.reduce.methods import Pool, Seen
-from visualtokens.reduce.reduction import METHODS, Place, Reduction, reduce, restore
+from visualtokens.reduce.methods import METHODS, Place, Pool, Pooled, Seen, register_method
+from visualtokens.reduce.reduction import Reduction, reduce, restore
 from visualtokens.reduce.schedule import Macs, Schedule, macs, published_schedules
-from visualtokens.reduce.state import Pooled, State, unmerge
+from visualtokens.reduce.state import State, unmerge
 
 if TYPE_CHECKING:
     from visualtokens.tune.planning import Plan, plan
@@ -35,11 +35,12 @@ __all__ = [
     "plan",
     "published_schedules",
     "reduce",
+    "register_method",
     "restore",
     "unmerge",
 ]
 
-_TUNING = ("Plan", "plan")  # imported on first use: they measure, which plain reduction does not need
+_TUNING = ("Plan", "plan")  # imported on first use: plain reduction does not need the benchmarking modules
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,12 @@
-"""The attention of timm's blocks, opened up where pooling has to look inside.
+"""The self-attention of timm's blocks, and what a pool needs from it: significance and keys.
 
-As long as nobody looks inside, timm's own module runs. Otherwise the same computation is spelled out
-here, for all of timm's plain self-attentions: fused or separate projections, separate biases, query and
-key norms, rotary positions, grouped queries, gates and inner norms.
+:func:`attention` covers all plain self-attentions of timm: fused or separate projections, separate biases,
+query and key norms, rotary positions, grouped queries, gates and inner norms.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,104 +17,126 @@ from torch import Tensor, nn
 from visualtokens.ops import attend, significance
 
 Evidence = Literal["significance", "keys"]
+# Output (B, N, C); significance (B, N) and keys (B, N, D) if they were needed. N counts the prefix tokens.
+Attended = tuple[Tensor, Tensor | None, Tensor | None]
 
-# By their forward: a subclass that changes it computes something else.
-KNOWN = {kind.forward for kind in (Attention, AttentionRope, EvaAttention)}
+# Compared by forward: a subclass that overrides it computes something else.
+SUPPORTED = {kind.forward for kind in (Attention, AttentionRope, EvaAttention)}
 
-# Attention weights at a time on a CPU: a megabyte in float32, what the cache of one core holds.
-CACHED_WEIGHTS = 2**18
-
-
-def known(attn: nn.Module) -> bool:
-    """Whether :func:`attention` can stand in for this module."""
-    return type(attn).forward in KNOWN
+CACHED_WEIGHTS = 2**18  # attention weights that fit into the cache of one CPU core: 1 MB in float32
 
 
-class Attended(NamedTuple):
-    """The answer of an attention, and what pooling asked to see of it. N counts all tokens here."""
-
-    out: Tensor  # (B, N, C)
-    significance: Tensor | None = None  # (B, N): how much attention each token receives
-    keys: Tensor | None = None  # (B, N, D): the mean of the heads' keys
+def is_supported(attn: nn.Module) -> bool:
+    """Whether :func:`attention` computes the same as this module."""
+    return type(attn).forward in SUPPORTED
 
 
-class Inputs(NamedTuple):
-    """What an attention is given beside the tokens."""
+def attention(
+    attn: nn.Module,
+    x: Tensor,
+    *,
+    bias: Tensor | None = None,
+    rope: Tensor | None = None,
+    alpha: Tensor | float | None = None,
+    needs: frozenset[Evidence] = frozenset(),
+) -> Attended:
+    """softmax(q kᵀ · scale + bias) v for ``x (B, N, C)``, with the significance and the keys if needed.
 
-    bias: Tensor | None = None  # (B, K): added to the logits of the last K tokens, whatever the query
-    rope: Tensor | None = None  # rotary positions of the tokens behind the prefix
-    alpha: Tensor | float | None = None  # unit queries and keys, logits times this (Appendix F)
+    ``bias (B, K)`` is added to the logits of the last K tokens. ``rope`` holds the rotary positions of the
+    tokens after the prefix. With ``alpha``, queries and keys have unit length and ``alpha`` is the scale
+    (Appendix F).
 
-
-def attention(attn: nn.Module, x: Tensor, given: Inputs, needs: frozenset[Evidence]) -> Attended:
-    """softmax(q kᵀ · scale + bias) v of ``x (B, N, C)`` and, if needed, who received how much of it."""
-    if not needs and given.alpha is None:
-        return Attended(_timm(attn, x, given))
-    module: Any = attn  # whose parts nn.Module does not declare
-    q, k, v = _projections(module, x, given.rope)  # (B, heads, N, D)
+    Three forms of the same equation: timm's own module if nothing is needed from inside, fused attention if
+    only the keys are, and explicit weights otherwise.
+    """
+    if not needs and alpha is None:
+        return _timm_attention(attn, x, bias, rope), None, None
+    module: Any = attn  # nn.Module does not declare its parts
+    q, k, v = _projections(module, x, rope)  # (B, heads, N, D)
     scale: Tensor | float = module.scale
-    if given.alpha is not None:
-        q, k, scale = F.normalize(q, dim=3), F.normalize(k, dim=3), given.alpha
+    if alpha is not None:
+        q, k, scale = F.normalize(q, dim=3), F.normalize(k, dim=3), alpha
     keys = k.mean(1) if "keys" in needs else None  # (B, N, D)
     if isinstance(scale, Tensor):
         q, scale = q * scale, 1.0
     received = None
-    if "significance" in needs or (module.training and module.attn_drop.p > 0):
-        out, received = _open(module.attn_drop, q, k, v, given.bias, scale)
+    if "significance" in needs:
+        chunked = _chunk_pays_off(q)
+        attend_open = attend_with_weights_chunked if chunked else attend_with_weights
+        out, received = attend_open(q, k, v, bias, scale, module.attn_drop)
+    elif module.training and module.attn_drop.p > 0:
+        out, _ = attend_with_weights(q, k, v, bias, scale, module.attn_drop)
     else:
-        out = attend(q, k, v, _mask(given.bias, x.shape[1], q.dtype), scale=scale).transpose(1, 2)
-    return Attended(_output(module, x, out), received if "significance" in needs else None, keys)
+        out = attend(q, k, v, _mask(bias, x.shape[1], q.dtype), scale=scale)  # (B, heads, N, D)
+    return _output(module, x, out), received, keys
 
 
-def _open(
-    drop: nn.Module, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
+def attend_with_weights(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: nn.Module
 ) -> tuple[Tensor, Tensor]:
-    """The answer ``(B, N, heads, D)`` and the significance ``(B, N)``.
+    """softmax(q kᵀ · scale + bias) v, ``(B, heads, N, D)``, and the significance ``(B, N)``.
 
-    A few images at a time where that is possible, so that their weights never leave the cache.
+    ``q``, ``k``, ``v (B, heads, N, D)``; ``bias (B, K)`` is for the last K tokens.
     """
-    b, heads, n, _ = q.shape
-    step = max(1, CACHED_WEIGHTS // (heads * n**2))
-    if b <= step or q.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return _look(drop, q, k, v, bias, scale)
-    parts = [slice(i, i + step) for i in range(0, b, step)]
-    looks = [_look(drop, q[s], k[s], v[s], None if bias is None else bias[s], scale) for s in parts]
-    outs, received = zip(*looks, strict=True)
+    # baddbmm applies the scale within the product; with beta=0 its first argument is ignored
+    logits = torch.baddbmm(q.new_empty(1, 1, 1), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale)
+    logits = logits.view(*q.shape[:3], k.shape[2])  # (B, heads, N, N)
+    if bias is not None:
+        logits[..., logits.shape[3] - bias.shape[1] :].add_(bias.to(q.dtype)[:, None, None])
+    weights = logits.softmax(3)
+    out = torch.bmm(apply(dropout, weights).flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
+    return out.view(*q.shape[:3], v.shape[3]), significance(weights)
+
+
+def attend_with_weights_chunked(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """:func:`attend_with_weights` for a few images at a time, so that their weights stay in the cache."""
+    step = _chunk(q)
+    chunks = [slice(i, i + step) for i in range(0, len(q), step)]
+    pairs = [
+        attend_with_weights(q[c], k[c], v[c], None if bias is None else bias[c], scale, dropout)
+        for c in chunks
+    ]
+    outs, received = zip(*pairs, strict=True)
     return torch.cat(outs), torch.cat(received)
 
 
-def _look(
-    drop: nn.Module, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """:func:`_open` of all images at once."""
-    weights = _weights(q, k, bias, scale)
-    out = torch.bmm(run(drop, weights).flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
-    return out.view(*q.shape[:3], v.shape[3]).transpose(1, 2), significance(weights)
+def _chunk(q: Tensor) -> int:
+    """How many images' attention weights fit into the cache."""
+    _, heads, n, _ = q.shape
+    return max(1, CACHED_WEIGHTS // (heads * n**2))
 
 
-def _timm(attn: nn.Module, x: Tensor, given: Inputs) -> Tensor:
+def _chunk_pays_off(q: Tensor) -> bool:
+    """Only on a CPU, and only if neither autograd nor a compiler keeps the weights anyway."""
+    kept = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    return len(q) > _chunk(q) and q.device.type == "cpu" and not kept
+
+
+def _timm_attention(attn: nn.Module, x: Tensor, bias: Tensor | None, rope: Tensor | None) -> Tensor:
     options: dict[str, Tensor | None] = {}
-    if given.bias is not None:
-        options["attn_mask"] = _mask(given.bias, x.shape[1], x.dtype)
-    if given.rope is not None:
-        options["rope"] = given.rope
+    if bias is not None:
+        options["attn_mask"] = _mask(bias, x.shape[1], x.dtype)
+    if rope is not None:
+        options["rope"] = rope
     return attn(x, **options)
 
 
 def _mask(bias: Tensor | None, n: int, dtype: torch.dtype) -> Tensor | None:
-    """``(B, 1, 1, N)``: the same for every head and query, nothing for the prefix."""
+    """``bias (B, K)`` as a mask ``(B, 1, 1, N)``, zero for the prefix tokens."""
     return None if bias is None else F.pad(bias.to(dtype), (n - bias.shape[1], 0))[:, None, None]
 
 
 def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, ``(B, heads, N, D)`` each, with norms and rotary positions applied."""
+    """Queries, keys and values ``(B, heads, N, D)``, with norms and rotary positions applied."""
     if attn.qkv is None:
         parts = (attn.q_proj(x), attn.k_proj(x), attn.v_proj(x))
         q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
     else:
-        qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _biased(attn, x)
+        qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _eva_qkv(attn, x)
         q, k, v = qkv.reshape(*x.shape[:2], 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    q, k = run(attn.q_norm, q), run(attn.k_norm, k)
+    q, k = apply(attn.q_norm, q), apply(attn.k_norm, k)
     if rope is not None:
         q, k = (_rotate(attn, part, rope).type_as(v) for part in (q, k))
     groups = getattr(attn, "num_kv_groups", 1)
@@ -124,7 +145,7 @@ def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Ten
     return q, k, v
 
 
-def _biased(attn: Any, x: Tensor) -> Tensor:
+def _eva_qkv(attn: Any, x: Tensor) -> Tensor:
     """EVA's fused projection: learned biases for queries and values, zeros for keys."""
     bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
     if attn.qkv_bias_separate:
@@ -133,37 +154,27 @@ def _biased(attn: Any, x: Tensor) -> Tensor:
 
 
 def _rotate(attn: Any, x: Tensor, rope: Tensor) -> Tensor:
+    """Apply rotary positions to the tokens after the prefix of ``x (B, heads, N, D)``."""
     prefix = attn.num_prefix_tokens
     half = getattr(attn, "rotate_half", False)
     return torch.cat((x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)), dim=2)
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """softmax(q kᵀ · scale + bias), ``(B, heads, N, N)``."""
-    nothing = q.new_empty(1, 1, 1)  # the product takes the scale along, if it is given something to add to
-    logits = torch.baddbmm(nothing, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale)
-    logits = logits.view(*q.shape[:2], *logits.shape[1:])
-    if bias is not None:
-        logits[..., logits.shape[3] - bias.shape[1] :].add_(bias.to(q.dtype)[:, None, None])
-    return logits.softmax(3)
-
-
 def _output(attn: Any, x: Tensor, out: Tensor) -> Tensor:
-    """From the heads ``(B, N, heads, D)`` back to ``(B, N, C)``."""
-    out = run(attn.norm, out.flatten(2))
+    """Join the heads of ``out (B, heads, N, D)`` and project to ``(B, N, C)``."""
+    out = apply(attn.norm, out.transpose(1, 2).flatten(2))
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
-    return run(attn.proj_drop, attn.proj(out))
+    return apply(attn.proj_drop, attn.proj(out))
 
 
-# Modules that change nothing are not called: at one image, calling them costs more than many that do.
+def apply(module: nn.Module, x: Tensor) -> Tensor:
+    """``module(x)``, skipping no-ops: a block has about ten, whose calls take noticeable time at batch 1."""
+    return x if is_noop(module) else module(x)
 
-DROPS = (nn.Dropout, DropPath)
 
-
-def run(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)``; x itself where the module is an identity, or dropout outside training."""
+def is_noop(module: nn.Module) -> bool:
+    """Whether the module returns its input: an identity, or dropout in evaluation mode, without hooks."""
     kind = type(module)
-    passive = kind is nn.Identity or (kind in DROPS and not module.training)
-    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return x if passive and not watched else module(x)
+    passive = kind is nn.Identity or (kind in (nn.Dropout, DropPath) and not module.training)
+    return passive and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

@@ -1,19 +1,21 @@
-"""The ways to make fewer tokens of many. Each is a small module that one block owns."""
+"""The reduction methods: modules that reduce the n tokens of a block to K, and their registry."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visualtokens.ops import group_mean, kmeans, kmedoids
-from visualtokens.ops.k_medoids import medoids, products
-from visualtokens.ops.matching import match, merge_count
+from visualtokens.errors import UserError, unknown
+from visualtokens.ops import bipartite_merge, group_mean, kmeans, kmedoids
+from visualtokens.ops.clustering import products
+from visualtokens.ops.matching import merge_count
 from visualtokens.ops.seeds import top_k
 from visualtokens.reduce.attention import Evidence
-from visualtokens.reduce.state import Pooled
 
 Init = Literal["distinct", "significance", "random"]
 NOTHING: frozenset[Evidence] = frozenset()
@@ -22,32 +24,40 @@ KEYS: frozenset[Evidence] = frozenset({"keys"})
 
 
 class Seen(NamedTuple):
-    """What a pool may know of its n tokens beside their values."""
+    """What a pool receives besides the tokens (B, n, C)."""
 
-    significance: Tensor | None  # (B, n): the attention each receives, if the pool needs it
-    keys: Tensor | None  # (B, n, D): the mean of their keys, if the pool needs them
-    size: Tensor | None  # (B, n): how many patches each stands for, if that is carried and not always one
-    cells: tuple[int, int]  # their grid, as long as they have one
-    assign: bool  # whether somebody wants to know where each went
+    significance: Tensor | None  # (B, n): attention that each token receives, if the pool needs it
+    keys: Tensor | None  # (B, n, D): keys averaged over the heads, if the pool needs them
+    size: Tensor | None  # (B, n): patches per token; None if each token is one patch or sizes are not carried
+    cells: tuple[int, int]  # grid of the tokens, as long as they form one
+    assign: bool  # whether the pool must return an assignment
+
+
+class Pooled(NamedTuple):
+    """What a pool returns: K new tokens, or the indices of K tokens to keep."""
+
+    tokens: Tensor | None = None  # (B, K, C); None: the tokens at `chosen`
+    chosen: Tensor | None = None  # (B, K)
+    assignment: Tensor | None = None  # (B, n): index of each token's group, -1 if dropped; if Seen.assign
+    cells: tuple[int, int] | None = None  # grid of the new tokens, if they form one
 
 
 class Pool(nn.Module):
-    """Makes K tokens of the n that a block has behind its attention.
+    """Base class: reduces the n tokens after a block's attention to K.
 
-    ``needs`` is what it has to see of the attention. ``joins`` says whether its tokens stand for several,
-    or were only chosen and the others dropped. A pool that also acts where no token has to go, such as
-    one that learns how many to keep, says so in :meth:`acts`.
+    ``needs`` lists what the pool needs from the attention. ``joins`` is True if each new token stands for a
+    group of tokens, False if the other tokens are dropped.
     """
 
     needs: frozenset[Evidence] = NOTHING
     joins: bool = True
 
     def acts(self, n: int, k: int) -> bool:
-        """Whether there is anything to do when K of n tokens are to stay."""
+        """Whether the pool runs when K of n tokens are to be kept."""
         return k < n
 
     def macs(self, n: int, k: int, dim: int, head_dim: int) -> int:
-        """Its multiply-adds for one image."""
+        """Multiply-adds for one image."""
         return 0
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
@@ -55,8 +65,8 @@ class Pool(nn.Module):
         raise NotImplementedError
 
 
-class Clusters(Pool):
-    """What k-means and k-medoids share: their weights and where they start."""
+class Clustering(Pool):
+    """Options shared by k-means and k-medoids: point weights, initial centres, number of updates."""
 
     def __init__(self, *, weighted: bool, init: Init, iterations: int) -> None:
         super().__init__()
@@ -66,11 +76,11 @@ class Clusters(Pool):
         self.needs = SIGNIFICANCE if weighted or init == "significance" else NOTHING
 
     def weights(self, seen: Seen) -> Tensor | None:
-        """w of Eq. 13, ``(B, n)``: the significance; else, if that is carried, what each stands for."""
+        """w of Eq. 13, ``(B, n)``: the significance if weighted, else the carried sizes."""
         return seen.significance if self.weighted else seen.size
 
     def start(self, x: Tensor, seen: Seen) -> Tensor | Literal["distinct"]:
-        """The first centres, as the operations take them; of scores ``(B, n)``, the K highest."""
+        """Initial centres as the ops take them: "distinct", or scores ``(B, n)`` whose K highest are used."""
         if self.init == "distinct":
             return "distinct"
         if self.init == "random" or seen.significance is None:
@@ -81,11 +91,11 @@ class Clusters(Pool):
         return f"weighted={self.weighted}, init={self.init!r}, iterations={self.iterations}"
 
 
-class KMeans(Clusters):
-    """Eq. 13–15: the new tokens are the means of clusters."""
+class KMeans(Clustering):
+    """Eq. 13–15: the new tokens are cluster means."""
 
     def macs(self, n: int, k: int, dim: int, head_dim: int) -> int:
-        total = (self.iterations + 1) * n * k * dim  # distances before every update, and to the last means
+        total = (self.iterations + 1) * n * k * dim  # distances before each update and to the final means
         if self.init == "distinct" and k:
             while k <= n // 2:
                 n //= 2
@@ -98,22 +108,20 @@ class KMeans(Clusters):
         return Pooled(tokens=found.centres, assignment=found.assignment)
 
 
-class KMedoids(Clusters):
-    """Eq. 16–18: the medoids of clusters stay."""
+class KMedoids(Clustering):
+    """Eq. 16–18: cluster medoids are kept."""
 
     def macs(self, n: int, k: int, dim: int, head_dim: int) -> int:
         return products(n, k, self.iterations, distinct=self.init == "distinct") * dim if k else 0
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
-        weights, start = self.weights(seen), self.start(x, seen)
-        if not seen.assign:
-            return Pooled(chosen=medoids(x, k, weights=weights, init=start, iterations=self.iterations))
-        found = kmedoids(x, k, weights=weights, init=start, iterations=self.iterations)
+        start = self.start(x, seen)
+        found = kmedoids(x, k, weights=self.weights(seen), init=start, iterations=self.iterations)
         return Pooled(chosen=found.indices, assignment=found.assignment)
 
 
 class Select(Pool):
-    """Keep the K tokens of highest score, in their order, and drop the others."""
+    """Keeps the K tokens with the highest scores, in their original order, and drops the others."""
 
     joins = False
 
@@ -124,33 +132,33 @@ class Select(Pool):
 
     @torch.no_grad()
     def scores(self, x: Tensor, seen: Seen) -> Tensor:
-        """``(B, n)``: power_bert takes the most significant, random any.
+        """Scores ``(B, n)``: the significance s (power_bert), uniform (random), or u^(1/s) (importance).
 
-        importance draws without replacement, by significance s: the K of highest u^(1/s), u uniform.
+        The K highest u^(1/s), u uniform, are K draws with probabilities s without replacement.
         """
         if self.by == "power_bert" and seen.significance is not None:
             return seen.significance
-        chance = torch.rand(x.shape[:2], device=x.device)
+        uniform = torch.rand(x.shape[:2], device=x.device)
         if self.by == "importance" and seen.significance is not None:
-            return chance.log() / seen.significance  # the logarithm of u^(1/s)
-        return chance
+            return uniform.log() / seen.significance  # log u^(1/s)
+        return uniform
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
         chosen = top_k(self.scores(x, seen), k)  # (B, K)
         if not seen.assign:
             return Pooled(chosen=chosen)
-        nowhere = chosen.new_full(x.shape[:2], -1)
-        places = torch.arange(k, device=x.device).expand_as(chosen)
-        return Pooled(chosen=chosen, assignment=nowhere.scatter(1, chosen, places))
+        dropped = chosen.new_full(x.shape[:2], -1)  # (B, n)
+        index = torch.arange(k, device=x.device).expand_as(chosen)
+        return Pooled(chosen=chosen, assignment=dropped.scatter(1, chosen, index))
 
     def extra_repr(self) -> str:
         return f"by={self.by!r}"
 
 
 class Merge(Pool):
-    """Bipartite soft matching by the attention's keys; merged tokens are means, weighted by their size.
+    """Bipartite soft matching on the attention keys; merged tokens are means weighted by size.
 
-    One round can merge at most half of the tokens; where fewer are to stay, more rounds follow.
+    One round merges at most half of the tokens; rounds are repeated until K are left.
     """
 
     needs = KEYS
@@ -166,30 +174,31 @@ class Merge(Pool):
         b, n, _ = x.shape
         if k == 0:
             return Pooled(tokens=x[:, :0], assignment=torch.full((b, n), -1, device=x.device))
-        metric = x if seen.keys is None else seen.keys  # (B, n, D)
-        size = torch.ones(b, n, device=x.device) if seen.size is None else seen.size
-        tokens, where = x, None
+        # float32 from the first round to the last, so that means of means are not rounded in between
+        tokens = x if x.dtype == torch.float64 else x.float()
+        metric = (tokens if seen.keys is None else seen.keys).detach()  # (B, n, D)
+        size, assignment = seen.size, None
         while n > k:
-            step = match(metric.detach(), n - k)  # (B, n)
-            n -= merge_count(n, n - k)
+            merged = bipartite_merge(tokens, n - k, metric=metric, size=size)
+            n = merged.tokens.shape[1]
             if n > k:
-                metric, _ = group_mean(metric, step, n, weights=size)
-            tokens, size = group_mean(tokens, step, n, weights=size)  # (B, n, C)
-            where = step if where is None else step.gather(1, where)  # (B, tokens before)
-        return Pooled(tokens=tokens.to(x.dtype), assignment=where)
+                metric, _ = group_mean(metric, merged.assignment, n, weights=size)  # (B, n, D)
+            tokens, size = merged.tokens, merged.size  # (B, n, C), (B, n)
+            step = merged.assignment
+            assignment = step if assignment is None else step.gather(1, assignment)  # (B, tokens of x)
+        return Pooled(tokens=tokens.to(x.dtype), assignment=assignment)
 
 
 class ConvPool(Pool):
-    """Appendix D: a 2×2 convolution with stride 2 on the grid of tokens, width unchanged.
+    """Appendix D: a 2×2 convolution with stride 2 on the token grid, width unchanged.
 
-    It starts as the mean of the four, so that it can be put into a trained model, and can be trained. A
-    last row or column without a partner is its own.
+    Initialised to the mean of the four tokens, so it can be inserted into a trained model. An odd last row
+    or column is replicated.
     """
 
-    def __init__(self, dim: int, *, like: Tensor) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        mean = torch.eye(dim, device=like.device, dtype=like.dtype) / 4
-        self.weight = nn.Parameter(mean[:, :, None, None].repeat(1, 1, 2, 2))
+        self.weight = nn.Parameter((torch.eye(dim) / 4)[:, :, None, None].repeat(1, 1, 2, 2))
 
     def acts(self, n: int, k: int) -> bool:
         return n > 1
@@ -199,7 +208,7 @@ class ConvPool(Pool):
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
         height, width = seen.cells
-        maps = x.mT.unflatten(2, seen.cells)  # (B, C, height, width)
+        maps = x.mT.unflatten(2, seen.cells)  # (B, C, H, W)
         maps = F.pad(maps, (0, width % 2, 0, height % 2), mode="replicate")
         tokens = F.conv2d(maps, self.weight, stride=2).flatten(2).mT  # (B, K, C)
         half = halved(seen.cells)
@@ -208,13 +217,84 @@ class ConvPool(Pool):
         return Pooled(tokens=tokens, assignment=assignment, cells=half)
 
 
-class Idle(Pool):
-    """Passes the tokens on: for the blocks between the convolutions."""
+class KeepAll(Pool):
+    """No-op pool for blocks that keep all tokens."""
 
     def acts(self, n: int, k: int) -> bool:
         return False
 
 
 def halved(cells: tuple[int, int]) -> tuple[int, int]:
-    """The grid behind one :class:`ConvPool`."""
+    """The grid after one :class:`ConvPool`."""
     return (cells[0] + 1) // 2, (cells[1] + 1) // 2
+
+
+def halving_counts(counts: tuple[int, ...], grid: tuple[int, int]) -> tuple[int, ...]:
+    """The tokens per block that halving can reach: the grid is halved as soon as the count asked for fits."""
+    reached = []
+    for count in counts:
+        if count <= math.prod(halved(grid)) < math.prod(grid):
+            grid = halved(grid)
+        reached.append(math.prod(grid))
+    return tuple(reached)
+
+
+class Place(NamedTuple):
+    """What a method's factory is given to build the pool of one block."""
+
+    block: int
+    dim: int  # C
+    patches: int  # of an image of the model's own size
+    n: int  # tokens before pooling, for such an image
+    k: int  # tokens after it
+    init: Init = "distinct"
+    iterations: int | None = None  # None: the method's default
+
+
+Factory = Callable[[Place], Pool]
+Fit = Callable[[tuple[int, ...], tuple[int, int]], tuple[int, ...]]
+
+METHODS: list[str] = []  # the registered names
+_REGISTRY: dict[str, tuple[Factory, Fit | None]] = {}
+
+
+def register_method(name: str, factory: Factory, *, fit: Fit | None = None) -> None:
+    """Make ``reduce(model, name, ...)``, ``reduced_vit`` and the command line accept a new method.
+
+    ``factory`` returns the :class:`Pool` of one block. A method that cannot reach every number of tokens
+    gives ``fit``: it maps the tokens wanted after each block and the patch grid to those it can reach.
+    """
+    if name in _REGISTRY:
+        raise UserError(f"the method {name!r} is already registered; choose another name")
+    _REGISTRY[name] = factory, fit
+    METHODS.append(name)
+
+
+def find_method(name: str) -> tuple[Factory, Fit | None]:
+    """The factory and the fit of a registered method."""
+    if name not in _REGISTRY:
+        raise unknown("method", name, METHODS)
+    return _REGISTRY[name]
+
+
+def _clustering(kind: type[Clustering], *, weighted: bool, iterations: int) -> Factory:
+    def make(place: Place) -> Pool:
+        updates = iterations if place.iterations is None else place.iterations
+        return kind(weighted=weighted, init=place.init, iterations=updates)
+
+    return make
+
+
+# K-means: the paper's 3 updates. K-medoids: the paper states no number; more than one changes the features of
+# a pretrained model by less than the difference between two images.
+register_method("kmeans", _clustering(KMeans, weighted=False, iterations=3))
+register_method("weighted_kmeans", _clustering(KMeans, weighted=True, iterations=3))
+register_method("kmedoids", _clustering(KMedoids, weighted=False, iterations=1))
+register_method("weighted_kmedoids", _clustering(KMedoids, weighted=True, iterations=1))
+register_method("power_bert", lambda place: Select("power_bert"))
+register_method("importance", lambda place: Select("importance"))
+register_method("random", lambda place: Select("random"))
+register_method("merge", lambda place: Merge())
+register_method(
+    "conv", lambda place: ConvPool(place.dim) if place.k < place.n else KeepAll(), fit=halving_counts
+)

@@ -1,4 +1,4 @@
-"""How many tokens every block keeps."""
+"""How many tokens each block keeps, the published schedules, and the cost of a reduced model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from timm.layers import AttentionPoolLatent, PatchEmbed
 from torch import nn
 
 from visualtokens.errors import UserError, unknown
-from visualtokens.reduce.blocks import KINDS, check, transformer
+from visualtokens.reduce.blocks import attentions, check_reducible, transformer
 
 Keep = str | float | Sequence[int] | Sequence[float]
 
-# Token Pooling Tables 3 to 5, sparsity levels 0 to 7, with the two misprints corrected: deit_small/6 is
-# printed with a 0 too many at the end, deit_e252/0 with a 177 too few. For 196 patches and 12 blocks.
+# Token Pooling Tables 3 to 5: tokens after each of 12 blocks at sparsity levels 0 to 7, for 196 patches.
+# PAPER: two rows are misprinted. deit_small/6 has an extra 0 at the end, deit_e252/0 lacks one 177; as
+# corrected here, both have 12 entries and the printed cost.
 PUBLISHED: dict[str, tuple[tuple[int, ...], ...]] = {
     "deit_small": (
         (196, 196, 195, 194, 189, 180, 173, 173, 173, 173, 173, 173),
@@ -55,28 +56,28 @@ PATCHES = 196  # of the published models
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each block keeps of its tokens, prefix tokens (class, registers) not counted: one entry per block.
+    """One entry per block for the tokens that it keeps; prefix tokens (class, registers) are not counted.
 
     | entry | the block keeps |
     |---|---|
     | int, 0 or more | that many tokens |
-    | negative int | so many fewer than it gets, but at least half of them |
+    | negative int | that many fewer than its input has, but at least half of them |
     | float, 0 to 1 | this share of the image's patches, rounded up |
 
-    No block can keep more than it gets: entries that rise mean no change.
+    A block whose entry exceeds the number of its input tokens keeps all of them.
     """
 
     entries: tuple[int | float, ...]
 
     @classmethod
     def of(cls, keep: Keep, blocks: int) -> Schedule:
-        """The schedule of a model of so many blocks.
+        """The schedule of a model with this number of ``blocks``.
 
-        | keep | means |
+        | keep | meaning |
         |---|---|
         | sequence | one entry per block, as above |
-        | float, 0 to 1 | the share of the patches left after the last block; all blocks take the same share |
-        | negative int | every block gives up so many tokens, at most half of them (token merging's r) |
+        | float, 0 to 1 | share of the patches left after the last block; all blocks keep the same ratio |
+        | negative int | tokens that every block removes, at most half of them (r of token merging) |
         | ``"deit_small/3"`` | a schedule of Token Pooling's Tables 3 to 5, as shares of its 196 patches |
         """
         if isinstance(keep, str):
@@ -90,7 +91,7 @@ class Schedule:
         return cls(entries)
 
     def tokens(self, patches: int) -> tuple[int, ...]:
-        """How many tokens are left after each block, for an image of so many patches."""
+        """The number of tokens after each block, for an image with this number of ``patches``."""
         present, after = patches, []
         for entry in self.entries:
             present = min(present, _wanted(entry, present, patches))
@@ -109,8 +110,8 @@ def _uniform(value: int | float, blocks: int) -> tuple[int | float, ...]:
         return tuple(value ** ((i + 1) / blocks) for i in range(blocks))
     if value >= 0:
         raise UserError(
-            f"keep={value} says one number for {blocks} blocks; give keep=-{value} to take {value} away in "
-            f"every block, keep=[{value}] * {blocks} to leave {value} after each, or a share such as 0.5"
+            f"keep={value} is one number for {blocks} blocks; give keep=-{value} to remove {value} tokens in "
+            f"every block, keep=[{value}] * {blocks} to keep {value} after each, or a share such as 0.5"
         )
     return (value,) * blocks
 
@@ -134,19 +135,18 @@ def _published(name: str) -> tuple[float, ...]:
 
 
 def published_schedules() -> list[str]:
-    """The names that ``keep`` understands."""
+    """The names of the published schedules, which ``keep`` accepts."""
     return [f"{model}/{level}" for model, levels in PUBLISHED.items() for level in range(len(levels))]
 
 
-# What a reduced model costs, from its shapes alone.
-#
-# In multiply-adds of one image, for a block of width e with n tokens before its pooling and m behind it:
-# attention 4·n·e² + 2·n²·e, MLP 8·m·e² (in general, n and m times the weights they meet), and what the
-# pooling itself multiplies. ``visualtokens.bench.count_macs`` counts the same on the running model.
+# Multiply-adds of one image, from the shapes alone. A block of width e with n tokens before its pool and m
+# after it costs 4·n·e² + 2·n²·e for the attention and 8·m·e² for the MLP (in general, n and m times the
+# weights of their linear layers), plus the pool. visualtokens.bench.count_macs counts the same on the
+# running model.
 
 
 class Macs(NamedTuple):
-    """Multiply-adds of one image, the parts of the blocks one by one."""
+    """Multiply-adds of one image, those of the blocks one by one."""
 
     stem: int
     attention: tuple[int, ...]
@@ -160,53 +160,57 @@ class Macs(NamedTuple):
 
 
 def macs(model: nn.Module, *, patches: int | None = None) -> Macs:
-    """The cost of a vision transformer, plain or reduced, for an image of so many patches (its own size)."""
+    """The multiply-adds of a vision transformer, plain or reduced, for one image.
+
+    ``patches`` is the number of patches of the image, by default that of the model's own image size.
+    """
     vit: Any = transformer(model)
-    check(vit)
+    check_reducible(vit)
     reduced = "reduction" in vit.__dict__
-    count = vit.patch_embed.num_patches if patches is None else patches
-    after = vit.reduction.schedule.tokens(count) if reduced else (count,) * len(vit.blocks)
+    patches = vit.patch_embed.num_patches if patches is None else patches
+    after = vit.reduction.schedule.tokens(patches) if reduced else (patches,) * len(vit.blocks)
     attention, pooling, mlp = [], [], []
-    present = count
-    for block, k in zip(vit.blocks, after, strict=False):  # timm may have cut blocks off behind us
-        attentions = KINDS[type(block).forward].attentions(block)
-        n, weights = vit.num_prefix_tokens + present, sum(map(_linear, attentions))
-        width = sum(a.num_heads * a.head_dim for a in attentions)
-        attention.append(n * weights + 2 * n**2 * width)
+    present, prefix = patches, vit.num_prefix_tokens
+    for block, k in zip(vit.blocks, after, strict=False):  # timm may have pruned the last blocks
+        parts = attentions(block)
+        n, weights = prefix + present, sum(map(_linear, parts))
+        attention.append(n * weights + 2 * n**2 * sum(attn.num_heads * attn.head_dim for attn in parts))
         acts = reduced and block.reduction.pool.acts(present, k)
-        keys = sum(a.head_dim for a in attentions)
-        pooling.append(block.reduction.pool.macs(present, k, vit.embed_dim, keys) if acts else 0)
-        mlp.append((vit.num_prefix_tokens + k) * (_linear(block) - weights))
+        head_dim = sum(attn.head_dim for attn in parts)
+        pooling.append(block.reduction.pool.macs(present, k, vit.embed_dim, head_dim) if acts else 0)
+        mlp.append((prefix + k) * (_linear(block) - weights))
         present = k
-    return Macs(_stem(vit, count), tuple(attention), tuple(pooling), tuple(mlp), _head(vit, count))
+    return Macs(_stem(vit, patches), tuple(attention), tuple(pooling), tuple(mlp), _head(vit, patches))
 
 
 def _linear(module: nn.Module) -> int:
-    """The weights of all linear layers inside: the multiply-adds of one token."""
+    """The weights of all linear layers in ``module``: its multiply-adds per token."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
 
 
 def _stem(vit: Any, patches: int) -> int:
     if not isinstance(vit.patch_embed, PatchEmbed):
-        kind = type(vit.patch_embed).__name__
-        raise UserError(f"the cost of a {kind} is not known; count it with visualtokens.bench.count_macs")
-    # Where rotary positions are learned, they are places times frequencies in every block.
+        raise _unknown_cost(vit.patch_embed)
+    # learned rotary positions: patch positions times frequencies in every block
     rotary = len(vit.blocks) * patches * vit.embed_dim if getattr(vit, "rope_mixed", False) else 0
     return patches * vit.patch_embed.proj.weight.numel() + rotary
 
 
 def _head(vit: Any, patches: int) -> int:
-    """The classifiers, and attention pooling over all patches, which get their tokens' features back."""
+    """The classifiers, and attention pooling over all patches."""
     heads = [vit.head, getattr(vit, "head_dist", None)]
     total = sum(_linear(head) for head in heads if head is not None)
     pool = vit.attn_pool
     if pool is None:
         return total
     if not isinstance(pool, AttentionPoolLatent):
-        raise UserError(
-            f"the cost of a {type(pool).__name__} is not known; count it with visualtokens.bench.count_macs"
-        )
+        raise _unknown_cost(pool)
     include = getattr(vit, "pool_include_prefix", True)
     n = patches + (vit.num_prefix_tokens if include else 0)
-    once = (_linear(pool) - pool.kv.weight.numel()) * pool.latent_len
-    return total + once + n * pool.kv.weight.numel() + 2 * n * pool.latent_len * vit.embed_dim
+    per_latent = (_linear(pool) - pool.kv.weight.numel()) * pool.latent_len
+    return total + per_latent + n * pool.kv.weight.numel() + 2 * n * pool.latent_len * vit.embed_dim
+
+
+def _unknown_cost(part: nn.Module) -> UserError:
+    kind = type(part).__name__
+    return UserError(f"the cost of a {kind} is unknown; count it with visualtokens.bench.count_macs")

@@ -1,9 +1,8 @@
-"""Reduced vision transformers to train: ``reduced_vit``, and soft extraction, which learns the schedule."""
+"""Reduced vision transformers to train: soft extraction, which learns the schedule, and ``reduced_vit``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,26 +13,24 @@ from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.reduce.blocks import transformer
-from visualtokens.reduce.methods import SIGNIFICANCE, Init, Pool, Seen
-from visualtokens.reduce.reduction import METHODS, Place, reduce
+from visualtokens.reduce.methods import METHODS, SIGNIFICANCE, Factory, Init, Place, Pool, Pooled, Seen
+from visualtokens.reduce.reduction import reduce
 from visualtokens.reduce.schedule import Keep
-from visualtokens.reduce.state import Pooled
 
-# Soft extraction (PoWER-BERT's second stage): learning how many tokens every block needs.
-#
-# In block l the j-th most significant token is multiplied by a learned r_l[j] ∈ [0, 1], and the loss adds
-# λ Σ_l l · Σ_j r_l[j]. What is left of the mass says how many tokens to keep: K_l = ⌈Σ_j r_l[j]⌉.
-#
-# >>> reduce(model, soft_extraction(price=1e-4), keep=1.0, carry=False)
-# >>> loss = cross_entropy(model(images), labels) + extraction_cost(model)
-# >>> loss.backward(); optimizer.step(); project(model)
-# >>> learned_keep(model)
-
-PACE = 20.0
+PACE = 20.0  # default learning speed of the extraction factors, relative to the weights
 
 
 class SoftExtraction(Pool):
-    """Multiplies the tokens of one block by their r. All go on, and each stands for itself."""
+    """Soft extraction in one block (PoWER-BERT's second stage): learns how many tokens the block needs.
+
+    In block l, the j-th most significant token is multiplied by a learned r_l[j] ∈ [0, 1], and the loss
+    includes λ Σ_l l · Σ_j r_l[j]. Every token is kept. After training, K_l = ⌈Σ_j r_l[j]⌉.
+
+    >>> reduce(model, soft_extraction(price=1e-4), keep=1.0, carry=False)
+    >>> loss = cross_entropy(model(images), labels) + extraction_cost(model)
+    >>> loss.backward(); optimizer.step(); project(model)
+    >>> learned_keep(model)
+    """
 
     needs = SIGNIFICANCE
 
@@ -41,30 +38,30 @@ class SoftExtraction(Pool):
         super().__init__()
         self.price = price  # λ · l
         self.pace = pace
-        # r / pace. An optimizer such as Adam moves every parameter by about the learning rate, so this
-        # moves r `pace` times as fast as the weights: it has to get from 1 to 0 in a few epochs.
+        # r / pace. Adam moves every parameter by about the learning rate, so r = pace · slow moves `pace`
+        # times as fast as the weights: it has to get from 1 to 0 within a few epochs.
         self.slow = nn.Parameter(torch.full((patches,), 1 / pace))
 
     @property
     def r(self) -> Tensor:
-        """``(N,)``, the factor of the most significant token first.
+        """The factors ``(N,)`` in [0, 1], that of the most significant token first.
 
-        In [0, 1], with the gradient of the unclamped one: at a bound it must be able to come back.
+        The gradient is that of the unclamped factors, so that a factor at a bound can move back.
         """
-        free = self.pace * self.slow
-        return free + (free.clamp(0, 1) - free).detach()
+        unclamped = self.pace * self.slow
+        return unclamped + (unclamped.clamp(0, 1) - unclamped).detach()
 
     def cost(self) -> Tensor:
         """λ · l · Σ_j r_l[j]."""
         return self.price * self.r.sum()
 
     def kept(self) -> int:
-        """⌈Σ_j r_l[j]⌉; what rounding added to a whole number does not count."""
+        """⌈Σ_j r_l[j]⌉, tolerating the rounding error of a whole number."""
         return math.ceil(self.r.detach().double().sum().item() - 1e-4)
 
     @torch.no_grad()
     def project(self) -> None:
-        """Put r back into [0, 1]: it must not wander away where the clamp hides it."""
+        """Clamp r to [0, 1] in place."""
         self.slow.clamp_(0, 1 / self.pace)
 
     def acts(self, n: int, k: int) -> bool:
@@ -78,17 +75,16 @@ class SoftExtraction(Pool):
         order = seen.significance.detach().argsort(dim=1, descending=True, stable=True)  # (B, n)
         rank = order.argsort(dim=1)  # (B, n)
         tokens = x * self.r[rank].unsqueeze(2)  # (B, n, C)
-        same = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        return Pooled(tokens=tokens, assignment=same)
+        return Pooled(tokens=tokens, assignment=torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]))
 
     def extra_repr(self) -> str:
         return f"patches={len(self.slow)}, price={self.price:g}, pace={self.pace:g}"
 
 
-def soft_extraction(*, price: float, pace: float = PACE) -> Callable[[Place], Pool]:
-    """The method to give to ``reduce``. ``price`` is λ; r moves ``pace`` times as fast as the weights."""
+def soft_extraction(*, price: float, pace: float = PACE) -> Factory:
+    """The method for ``reduce``. ``price`` is λ; r learns ``pace`` times as fast as the weights."""
     if not price >= 0 or not pace > 0:
-        raise UserError(f"price={price} and pace={pace} must be positive numbers")
+        raise UserError(f"price={price} and pace={pace}; give a price of 0 or more and a pace above 0")
 
     def soft(place: Place) -> Pool:
         return SoftExtraction(place.patches, price=price * (place.block + 1), pace=pace)
@@ -97,50 +93,41 @@ def soft_extraction(*, price: float, pace: float = PACE) -> Callable[[Place], Po
 
 
 def extraction_cost(model: nn.Module) -> Tensor:
-    """λ Σ_l l · Σ_j r_l[j], to be added to the loss."""
-    costs = [pool.cost() for pool in pools(model)]
+    """λ Σ_l l · Σ_j r_l[j], to add to the loss."""
+    costs = [pool.cost() for pool in extraction_pools(model)]
     return sum(costs[1:], costs[0])
 
 
 def learned_keep(model: nn.Module) -> tuple[int, ...]:
-    """K of every block; no block can keep more than the one before it."""
-    blocks = pools(model)
-    keep = [len(blocks[0].slow)]
-    for pool in blocks:
+    """K of every block; no block keeps more than the one before it."""
+    pools = extraction_pools(model)
+    keep = [len(pools[0].slow)]
+    for pool in pools:
         keep.append(min(keep[-1], pool.kept()))
     return tuple(keep[1:])
 
 
 def project(model: nn.Module) -> None:
-    """Put all r back into [0, 1], after or before every step of the optimizer."""
-    for pool in pools(model):
+    """Clamp all r to [0, 1], before or after every optimizer step: the gradient ignores the bounds."""
+    for pool in extraction_pools(model):
         pool.project()
 
 
-def pools(model: nn.Module) -> list[SoftExtraction]:
-    """Those of a model, block by block."""
+def extraction_pools(model: nn.Module) -> list[SoftExtraction]:
+    """The soft extraction pools of a model, in block order."""
     vit: Any = transformer(model)
     found = [m for m in vit.blocks.modules() if isinstance(m, SoftExtraction)]
     if not found:
         raise UserError(
-            f"this {type(vit).__name__} does not extract softly; reduce it with soft_extraction()"
+            f"this {type(vit).__name__} has no soft extraction; reduce it with soft_extraction() first"
         )
     return found
 
 
-# A reduced vision transformer under a name of its own, so that it can be trained, saved and loaded.
-#
-# >>> timm.create_model("reduced_vit", base="deit_small_patch16_224", method="kmedoids", keep="deit_small/3")
-#
-# A checkpoint of it names the reduction in its ``model_args``, so loading it gives the reduced model.
-# The weights are those of the base under the same names: a run can start from a checkpoint of the base.
-#
-
-
 NAME = "reduced_vit"
-SOFT = "soft"  # the method of the search
+SOFT = "soft"  # the method name of soft extraction in model_args
 BASE = "deit_small_patch16_224"
-# What a reduced model has of its base: how images are prepared, how its first and last weights are called.
+# Fields of the pretrained config taken from the base: preprocessing, names of the first and last layers.
 INHERITED = (
     *("input_size", "mean", "std", "crop_pct", "interpolation", "fixed_input_size"),
     *("first_conv", "classifier", "license"),
@@ -151,14 +138,19 @@ default_cfgs = generate_default_cfgs({NAME: dict(input_size=(3, 224, 224), fixed
 
 @register_model
 def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -> nn.Module:
-    """The model ``base`` of timm with ``method`` and ``keep`` of :func:`visualtokens.reduce`.
+    """A timm model ``base`` reduced by :func:`visualtokens.reduce`, to create, train, save and load by name.
 
-    The other options are those of the base. ``pretrained=True`` takes the base's pretrained weights.
+    >>> timm.create_model("reduced_vit", base="deit_small_patch16_224", method="kmedoids", keep=0.3)
+
+    ``method``, ``keep``, ``carry``, ``init`` and ``iterations`` are options of ``reduce``; ``price`` and
+    ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are passed to the base.
+    ``pretrained=True`` loads the base's pretrained weights. A checkpoint stores the options in its
+    ``model_args``. Weights have the same names as in the base, so a checkpoint of the base can be loaded.
     """
     if not timm.is_model(base):
         raise unknown("base", base, timm.list_models("*vit*"))
     cfg = timm.get_pretrained_cfg(base)
-    given = options.pop("pretrained_cfg_overlay", None) or {}
+    overlay = options.pop("pretrained_cfg_overlay", None) or {}
     inherited = {name: getattr(cfg, name) for name in INHERITED} if cfg else {}
     if pretrained and not options.get("pretrained_cfg"):
         options["pretrained_cfg"] = cfg
@@ -166,7 +158,7 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
         partial(_build, base),
         NAME,
         pretrained,
-        pretrained_cfg_overlay=inherited | given | {"architecture": NAME},
+        pretrained_cfg_overlay=inherited | overlay | {"architecture": NAME},
         feature_cfg=dict(out_indices=3, feature_cls="getter"),
         **options,
     )
@@ -184,12 +176,11 @@ def _build(
     pace: float = PACE,
     **options: Any,
 ) -> nn.Module:
-    """``price`` and ``pace`` are for the method ``"soft"``, which learns what to keep."""
+    if method not in (*METHODS, SOFT):
+        raise unknown("method", method, (*METHODS, SOFT))
     if (price is None) == (method == SOFT):
-        raise UserError(f"price={price} with method={method!r}; give it with method='soft', and only then")
+        raise UserError(f"price={price} with method={method!r}; give a price with method='soft' only")
     model = timm.create_model(base, **options)
     if price is not None:
         return reduce(model, soft_extraction(price=price, pace=pace), keep=1.0, carry=False)
-    if method not in METHODS:
-        raise unknown("method", method, [*METHODS, SOFT])
     return reduce(model, method, keep=keep, carry=carry, init=init, iterations=iterations)

@@ -1,41 +1,187 @@
-"""The seam between the training engine and what is learned.
+"""The interface between a task and everything else: training engine, checkpoints and command line.
 
-The engine of ``visualtokens.train`` knows optimizers, schedules, averages, processes, signals and files. It
-knows nothing of labels, masks or boxes: a :class:`Task` brings the model, the batches, the loss and the
-judgement. A new task is a subclass here and one entry in ``visualtokens.train.tasks``.
+A task is described by one :class:`Task` and registered by one line, ``register_task(MyTask())``. Then
+``vtok train --task``, ``vtok eval``, ``vtok predict`` and ``visualtokens.load`` work with it; none of them
+knows a task by name.
 """
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from PIL import Image
 from torch import Tensor, nn
 
-from visualtokens.data import BadImage, Share
+from visualtokens.data import BadImage, Share, Split
+from visualtokens.errors import UserError, unknown
+from visualtokens.files import CONFIG, load_weights, read_config
+from visualtokens.tasks.options import TaskOptions
+
+
+class Task(ABC):
+    """Describes one task. Instances hold no state; a run has a :class:`Training`, a trained model a
+    :class:`Checkpoint`."""
+
+    name: str
+    score: str  # validation metric, higher is better, that selects the best checkpoint
+    unused: tuple[str, ...] = ()  # training options that have no effect on this task
+    eval_options: tuple[str, ...] = ()  # options of `vtok eval` that `evaluate` takes, besides the common ones
+    predict_options: tuple[str, ...] = ()  # likewise for `vtok predict` and `predict`
+    draws: bool = False  # whether predictions have pictures to save
+    eval_batch: int = 64  # default batch size of an evaluation
+    initial_weights: str = "pretrained"  # the model_args entry that fetches weights; not part of a checkpoint
+
+    @abstractmethod
+    def open(self, options: TaskOptions) -> Training[Any]:
+        """Open the data and build a new model on the CPU; writes nothing."""
+
+    @abstractmethod
+    def build(self, config: Mapping[str, Any]) -> tuple[nn.Module, list[str], Any]:
+        """Return the model that ``config.json`` describes, without its weights, its classes and its
+        preprocessing."""
+
+    @abstractmethod
+    def open_data(self, data: str, split: Split, *, model: nn.Module) -> Any:
+        """Open a dataset to evaluate ``model`` on; it has ``classes`` and a length."""
+
+    @abstractmethod
+    def loader(self, dataset: Any, preprocess: Any, loading: Loading) -> ExampleLoader[Any]:
+        """Return a loader that yields every image once, in order and not augmented."""
+
+    @abstractmethod
+    def evaluate(self, checkpoint: Checkpoint, batches: Any, *_: Any, **options: Any) -> Evaluation:
+        """Evaluate a trained model; ``options`` are ``progress`` and those named in ``eval_options``."""
+
+    @abstractmethod
+    def predict(self, checkpoint: Checkpoint, image: Image.Image, *_: Any, **options: Any) -> Prediction:
+        """Predict one RGB image; ``options`` are those named in ``predict_options``."""
+
+    def classifier(self, checkpoint: Checkpoint) -> nn.Module:
+        """Return a model from images to logits ``(B, classes)``, which explanations need."""
+        raise UserError(f"a checkpoint of task {self.name!r} cannot be explained yet; give one of a classifier")
+
+    def resize(self, checkpoint: Checkpoint, size: int) -> Checkpoint:
+        """Return the checkpoint with another input size."""
+        return replace(checkpoint, preprocess=replace(checkpoint.preprocess, size=(size, size)))
+
+    def load(self, path: str | Path, config: Mapping[str, Any] | None = None) -> Checkpoint:
+        """Load a checkpoint of this task in eval mode; ``config`` is its ``config.json`` if read already."""
+        folder = Path(path)
+        config = read_config(folder) if config is None else config
+        trained = config.get("task", DEFAULT_TASK)
+        if trained != self.name:
+            raise UserError(f"{folder} was trained to {trained}, not to {self.name}; give another checkpoint")
+        try:
+            model, classes, preprocess = self.build(config)
+        except UserError as error:
+            raise UserError(f"{folder / CONFIG}: {error}") from error
+        load_weights(model, folder, str(config["architecture"]))
+        return Checkpoint(model.eval(), classes, preprocess, self, dict(config))
+
+    def describe(
+        self, architecture: str, *, classes: Sequence[str], model_args: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the part of ``config.json`` that all tasks share; :meth:`described` reads it."""
+        return {
+            "architecture": architecture,
+            "num_classes": len(classes),
+            "label_names": list(classes),
+            "model_args": {name: v for name, v in model_args.items() if name != self.initial_weights},
+        }
+
+    def described(self, config: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
+        """Return the architecture, classes and ``model_args`` that :meth:`describe` wrote."""
+        architecture, count = config.get("architecture"), config.get("num_classes")
+        if not isinstance(architecture, str) or not isinstance(count, int):
+            raise UserError("it does not name an 'architecture' and its 'num_classes'")
+        classes = [str(name) for name in config.get("label_names", range(count))]
+        if len(classes) != count:
+            raise UserError(f"it names {len(classes)} classes for a model of {count}")
+        model_args = dict(config.get("model_args", {}))
+        if self.initial_weights in model_args:
+            raise UserError(f"model_args may not hold {self.initial_weights!r}; leave it out")
+        return architecture, classes, model_args
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained model: in eval mode, with its classes, its preprocessing and its task."""
+
+    model: nn.Module
+    classes: list[str]
+    preprocess: Any  # from an RGB image to what the model takes
+    task: Task
+    config: dict[str, Any]  # the content of config.json
+
+    def predict(self, image: Image.Image, **options: Any) -> Prediction:
+        """Predict one RGB image, on the device of the model; ``options`` depend on the task."""
+        return self.task.predict(self, image, **options)
+
+
+class Prediction(ABC):
+    """What a model predicts for one image."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as JSON values."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """Return the prediction as lines of text."""
+
+    def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
+        """Write the pictures of the prediction as ``<folder>/<name>_*.png``; return their paths by kind."""
+        return {}
+
+
+class Evaluation(Protocol):
+    """The metrics of a model on a dataset."""
+
+    @property
+    def images(self) -> int:
+        """Number of images that were read and evaluated."""
+
+    @property
+    def unreadable(self) -> tuple[BadImage, ...]:
+        """The others; with several processes, those of this one."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The main metrics by name; a value that is not finite ends a training run."""
+
+    def to_dict(self, classes: Sequence[str]) -> dict[str, Any]:
+        """Return all metrics as JSON values."""
+
+    def text(self, classes: Sequence[str]) -> str:
+        """Return a summary and a table of the weakest classes."""
+
+
+# Training.
 
 
 class Examples(Protocol):
-    """What a batch must be able to do."""
+    """A batch."""
 
     @property
     def bad(self) -> tuple[BadImage, ...]:
-        """The images of the batch that could not be read and are not in it."""
+        """The images that could not be read and are not in the batch."""
 
     def __len__(self) -> int:
-        """How many images are in it, possibly none."""
+        """Number of images, possibly 0."""
 
     def to(self, device: torch.device, *, memory_format: torch.memory_format) -> Self:
-        """The batch on the device."""
+        """Return the batch on the device."""
 
     def split(self, parts: int) -> list[Self]:
-        """The batch in several pieces of about the same size, each of at least one image."""
+        """Split into parts of about the same size, each of at least one image."""
 
 
 E = TypeVar("E", bound=Examples)
@@ -43,10 +189,10 @@ E_co = TypeVar("E_co", bound=Examples, covariant=True)
 
 
 class ExampleLoader(Protocol[E_co]):
-    """What gives the batches of an epoch."""
+    """Iterates over the batches of an epoch."""
 
     def set_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Choose the epoch of the next iteration and the batch it begins with."""
+        """Select the epoch of the next iteration and its first batch."""
 
     def __len__(self) -> int:
         """Batches of a whole epoch; the same number in every process."""
@@ -56,89 +202,122 @@ class ExampleLoader(Protocol[E_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """How the engine wants batches loaded."""
+    """How batches are loaded."""
 
-    batch: int  # images per step, of all processes together
+    batch: int  # images per step, over all processes
     seed: int = 0
     workers: int = 0
-    share: Share = field(default_factory=Share)  # which part of every batch is this process's
+    share: Share = field(default_factory=Share)  # the part of every batch that this process loads
     pin_memory: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The loss of a batch, and what else to tell about it."""
+    """The loss of a batch, and sums to log."""
 
     value: Tensor  # mean over the images, with its graph
     sums: Mapping[str, Tensor] = field(default_factory=dict)  # over the images; the log shows their means
 
 
-class Judged(Protocol):
-    """What an evaluation must tell."""
+class Training(ABC, Generic[E]):
+    """A task with its data and a new model: what the training engine needs to know."""
+
+    def __init__(
+        self, task: Task, model: nn.Module, *, train_set: Any, val_set: Any, preprocess: Any
+    ) -> None:
+        if list(val_set.classes) != list(train_set.classes):
+            raise UserError(
+                f"{train_set.spec}: the classes of train and val must be the same, in the same order"
+            )
+        self.task, self.model = task, model
+        self.train_set, self.val_set, self.preprocess = train_set, val_set, preprocess
+        self.classes: list[str] = train_set.classes
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """Figures by name. ``loss`` is one of them; one that is not finite ends the run."""
-
-
-J_co = TypeVar("J_co", bound=Judged, covariant=True)
-
-
-class Task(ABC, Generic[E, J_co]):
-    """What a model is trained for. ``model`` is new and on the CPU; the engine moves it where it trains."""
-
-    name: str
-    score: str  # the metric, higher is better, that decides which checkpoint is the best
-    model: nn.Module
-    classes: list[str]
-    images: tuple[int, int]  # how many there are to train and to validate
+    def images(self) -> tuple[int, int]:
+        """Number of training and of validation images."""
+        return len(self.train_set), len(self.val_set)
 
     @abstractmethod
     def train_loader(self, loading: Loading) -> ExampleLoader[E]:
-        """Batches to learn from: shuffled and varied as seed and epoch decide."""
+        """Return a loader of batches that are shuffled and augmented depending on seed and epoch."""
 
-    @abstractmethod
     def val_loader(self, loading: Loading) -> ExampleLoader[E]:
-        """Every validation image once, unchanged."""
+        """Return a loader that yields every validation image once."""
+        return self.task.loader(self.val_set, self.preprocess, loading)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: E, *, rng: np.random.Generator) -> Loss:
-        """Call ``model`` (``self.model`` or a wrapper of it, once) and compare with what the batch wants.
+        """Call ``model`` (``self.model`` or a wrapper of it) once and return the loss.
 
-        Whatever is random draws from ``rng``, which is the same for all pieces of one step, or from
-        torch's global generator, which differs between processes. The engine has seeded both.
+        Randomness comes from ``rng``, which is the same for all parts of one step, or from torch's global
+        generator, which differs between processes. The engine seeds both.
         """
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, batches: Iterable[E], *, progress: bool | None) -> J_co:
-        """Judge the model. Where several processes run, each gives its share of the batches, and every one
-        gets the figures of all."""
+    def evaluate(self, model: nn.Module, batches: Iterable[E], *, progress: bool | None) -> Evaluation:
+        """Evaluate the model. Every process passes its share of the batches and gets the metrics of all."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What ``config.json`` must say so that the model can be built again without the data."""
+        """Return what ``config.json`` must hold to build the model without the data."""
 
     def to(self, device: torch.device) -> None:
-        """Move whatever the loss needs besides the model, such as a teacher."""
+        """Move what the loss needs besides the model, such as a teacher."""
 
 
-# What every evaluation does besides judging.
+def open_training(options: TaskOptions) -> Training[Any]:
+    """Open the data and build the model of a run; writes nothing."""
+    task = get_task(options.task)
+    options.refuse(task.unused)
+    return task.open(options)
 
 
-def of_all_processes(total: Tensor) -> Tensor:
-    """The sum over the processes that train together, if there are several."""
+# Helpers of evaluations.
+
+
+def sum_over_processes(total: Tensor) -> Tensor:
+    """Return the sum over all training processes, in place."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(total)
     return total
 
 
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards every submodule has its own flag back."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training
+def require_classes(data: str, found: Sequence[str], checkpoint: str, known: Sequence[str]) -> None:
+    """Raise :class:`UserError` if a dataset has other classes than a checkpoint."""
+    if list(found) != list(known):
+        raise UserError(
+            f"{data} has {_brief(found)}, but {checkpoint} was trained for {_brief(known)}; "
+            "the classes must be the same, in the same order"
+        )
+
+
+def _brief(classes: Sequence[str]) -> str:
+    shown = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
+    return f"{len(classes)} classes ({shown})"
+
+
+# The registry.
+
+DEFAULT_TASK = "classify"  # of a config.json that names none, such as timm's
+_BUILT_IN = {  # imported on first use, because detection brings in torchvision's detectors
+    "classify": "visualtokens.tasks.classify.task",
+    "segment": "visualtokens.tasks.segment.task",
+    "detect": "visualtokens.tasks.detect.task",
+}
+_registered: dict[str, Task] = {}
+
+
+def register_task(task: Task) -> Task:
+    """Make a task available under its name; a task of the same name is replaced."""
+    _registered[task.name] = task
+    return task
+
+
+def get_task(name: str) -> Task:
+    """Return the task registered under this name."""
+    if name not in _registered and name in _BUILT_IN:
+        importlib.import_module(_BUILT_IN[name])
+    if name not in _registered:
+        raise unknown("task", name, {*_BUILT_IN, *_registered})
+    return _registered[name]

@@ -1,8 +1,9 @@
-"""Training: ``train(TrainConfig(...))`` leaves a checkpoint that ``load_checkpoint`` and timm can load."""
+"""Training: ``train(TrainConfig(...))`` writes a checkpoint that ``visualtokens.load`` and timm can load."""
 
-from visualtokens.checkpoint import CannotSave, Checkpoint, load_checkpoint, save_checkpoint
+from visualtokens.checkpoint import load_checkpoint, pick_device, save_checkpoint
+from visualtokens.files import CannotSave
+from visualtokens.tasks import Checkpoint
 from visualtokens.train.config import TrainConfig
-from visualtokens.train.distributed import pick_device
 from visualtokens.train.run import TrainResult, train
 from visualtokens.train.step import Diverged
 

@@ -1,4 +1,4 @@
-"""``python -m visualtokens.train`` is ``vtok train``."""
+"""``python -m visualtokens.train`` runs ``vtok train``, for torchrun."""
 
 import sys
 

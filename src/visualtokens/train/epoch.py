@@ -1,4 +1,4 @@
-"""One pass over the training images."""
+"""One pass over the training images, its statistics and its progress bar."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tqdm import tqdm
 from visualtokens.data import BadImages
 from visualtokens.tasks.task import E, ExampleLoader
 from visualtokens.train.distributed import Stop, Team
-from visualtokens.train.step import Learner, Taken
+from visualtokens.train.step import Learner, StepResult
 
 
 @dataclass
 class EpochStats:
-    """What an epoch has come to so far, over all processes."""
+    """Sums over the steps of an epoch so far, over all processes."""
 
     steps: int = 0
     images: int = 0
     loss_sum: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    skipped: int = 0  # steps of which something was not finite
+    skipped: int = 0  # steps with a loss or gradient that was not finite
     seconds: float = 0.0
-    waited: float = 0.0  # of these, for images
+    waited: float = 0.0  # seconds of these spent waiting for images
 
     @property
     def loss(self) -> float:
@@ -34,7 +34,7 @@ class EpochStats:
 
     @property
     def means(self) -> dict[str, float]:
-        """Of the varied images, each judged before the step that learned from it."""
+        """Mean metrics of the augmented images, each before the step on its batch."""
         return {name: total / max(self.images, 1) for name, total in self.sums.items()}
 
     @property
@@ -43,16 +43,16 @@ class EpochStats:
 
     @property
     def data_wait(self) -> float:
-        """Share of the time in which the model had to wait for images."""
+        """Share of the time spent waiting for images."""
         return self.waited / max(self.seconds, 1e-9)
 
-    def add(self, taken: Taken) -> None:
-        if taken.problem is not None:
+    def add(self, result: StepResult) -> None:
+        if result.problem is not None:
             self.skipped += 1
             return
-        self.images += taken.images
-        self.loss_sum += taken.loss
-        for name, total in taken.sums.items():
+        self.images += result.images
+        self.loss_sum += result.loss
+        for name, total in result.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + total
 
 
@@ -66,12 +66,12 @@ def train_epoch(
     team: Team,
     stop: Stop,
     progress: Progress,
-    after_step: Callable[[Taken | None], None],
+    after_step: Callable[[StepResult | None], None],
 ) -> bool:
-    """Learn from the batches of this epoch that ``stats`` does not count yet. False if a signal ended it.
+    """Train on the batches of this epoch that ``stats`` does not count yet; return False if stopped by a signal.
 
-    ``bad`` collects what cannot be read, and raises when that is too much. ``after_step`` is told of every
-    step, with None for one that was left out because a process had no image for it.
+    ``bad`` collects unreadable images and raises when there are too many. ``after_step`` is called after
+    every step, with None for a step that was left out because a process had no image for it.
     """
     loader.set_epoch(epoch, start=stats.steps)
     learner.model.train()
@@ -86,51 +86,49 @@ def train_epoch(
             bad.check(team, int(sum(found)))
             if stop.agree(signals):
                 return False
-            taken = None
+            result = None
             if min(counts) > 0:
-                taken = learner.learn(batch, [int(count) for count in counts])
-                stats.add(taken)
+                result = learner.learn(batch, [int(count) for count in counts])
+                stats.add(result)
             else:
                 learner.leave_out()
             stats.steps += 1
             now = time.perf_counter()
             stats.seconds, last = stats.seconds + now - last, now
             bar.show(stats)
-            after_step(taken)
-            last = time.perf_counter()  # logging and saving are not part of it
+            after_step(result)
+            last = time.perf_counter()  # logging and saving do not count as training time
     return True
 
-
-# The progress bar.
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 class Bar:
-    """The bar of one epoch."""
+    """The progress bar of one epoch."""
 
     def __init__(self, bar: tqdm[None]) -> None:
         self._bar = bar
 
     def show(self, stats: EpochStats) -> None:
-        """Move on by a step."""
+        """Advance by one step."""
         if self._bar.disable:
             return
         means = "".join(f", {name} {mean:.1%}" for name, mean in stats.means.items())
         text = f"loss {stats.loss:.3f}{means}, {stats.images_per_second:.0f} images/s"
-        self._bar.set_postfix_str(text, refresh=False)  # the bar refreshes itself, at a pace for eyes
+        self._bar.set_postfix_str(text, refresh=False)  # tqdm refreshes at its own rate
         self._bar.update()
 
 
 class Progress:
-    """Bars on stderr: ``shown`` or not; None shows them on a terminal only."""
+    """Progress bars on stderr; ``shown=None`` shows them on a terminal only."""
 
     def __init__(self, shown: bool | None) -> None:
         self.shown = shown
 
     @contextlib.contextmanager
     def epoch(self, number: int, *, steps: int, done: int) -> Iterator[Bar]:
-        """The bar of an epoch of so many steps, some of which are done."""
+        """Show the bar of an epoch of ``steps`` steps, ``done`` of which were completed before."""
         hidden = None if self.shown is None else not self.shown
         with tqdm(
             total=steps,
@@ -141,4 +139,4 @@ class Progress:
             bar_format=BAR,
         ) as bar:
             yield Bar(bar)
-            bar.refresh()  # where it ended, however fast the last steps were
+            bar.refresh()  # the last steps may have come faster than its refresh rate

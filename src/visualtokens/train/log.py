@@ -1,9 +1,8 @@
-"""What a run tells while it goes on: always as JSON lines, and where else it is asked to."""
+"""Logs of a run: JSON lines, and TensorBoard, trackio or wandb if configured."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +10,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from visualtokens.checkpoint import write_atomically
 from visualtokens.errors import UserError
+from visualtokens.files import write_atomically
 
 LOG = "log.jsonl"  # one line per epoch
 STEPS = "steps.jsonl"  # one line every few steps
 RUN_ID = "run_id"
 PROJECT = "visualtokens"
 
-logger = logging.getLogger(__name__)
-
 
 class Sink(Protocol):
-    """A place to log to."""
+    """A logger."""
 
     def log(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -31,7 +28,7 @@ class Sink(Protocol):
 
 
 class Log:
-    """The log of the process that leads; the others have none."""
+    """The log of the main process; the others have none."""
 
     def __init__(self, out: Path, *, sinks: Sequence[Sink] = ()) -> None:
         self.out = out
@@ -39,17 +36,17 @@ class Log:
         self._steps = (out / STEPS).open("a", encoding="utf-8")
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Add a line about a step, with the number of the step as ``step``."""
+        """Append the record of a step to ``steps.jsonl``; it holds the number of the step as ``step``."""
         self._steps.write(json.dumps(_strict(record)) + "\n")
         self._steps.flush()
-        self._tell("train", record, record["step"])
+        self._send("train", record, record["step"])
 
     def epoch(self, history: Sequence[Mapping[str, Any]], *, step: int) -> None:
-        """Write what there is to say about every epoch so far; the last one is new."""
+        """Write the records of all epochs; the last one is new."""
         write_history(self.out, history)
-        self._tell("epoch", history[-1], step)
+        self._send("epoch", history[-1], step)
 
-    def _tell(self, group: str, record: Mapping[str, Any], step: int) -> None:
+    def _send(self, group: str, record: Mapping[str, Any], step: int) -> None:
         values = {f"{group}/{name}": value for name, value in record.items() if _is_number(value)}
         for sink in self.sinks:
             sink.log(values, step)
@@ -67,7 +64,7 @@ def write_history(out: Path, history: Sequence[Mapping[str, Any]]) -> None:
 
 
 def forget_steps_after(out: Path, step: int) -> None:
-    """Cut ``steps.jsonl`` off where a resumed run goes on, and with it a line that was only half written."""
+    """Remove the records after ``step``, from which the run resumes, and incomplete lines."""
     path = out / STEPS
     if not path.exists():
         return
@@ -83,7 +80,7 @@ def _step_of(line: str) -> float:
 
 
 def _strict(record: Mapping[str, Any]) -> dict[str, Any]:
-    """With null where a number is not finite: JSON has no word for those."""
+    """Return the record with None for numbers that are not finite, which JSON lacks."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
@@ -92,7 +89,7 @@ def _is_number(value: Any) -> bool:
 
 
 def open_sinks(names: Sequence[str], out: Path, *, options: Mapping[str, Any], step: int) -> list[Sink]:
-    """Open what the configuration names; ``step`` is the one that the run goes on from."""
+    """Open the configured loggers; the run starts or resumes at ``step``."""
     openers: dict[str, Callable[[], Sink]] = {
         "tensorboard": lambda: _TensorBoard(out, step),
         "trackio": lambda: _Tracker("trackio", out, options),
@@ -102,7 +99,7 @@ def open_sinks(names: Sequence[str], out: Path, *, options: Mapping[str, Any], s
 
 
 class _TensorBoard:
-    """Event files in the folder ``tensorboard`` of the run."""
+    """TensorBoard event files in the folder ``tensorboard`` of the run."""
 
     def __init__(self, out: Path, step: int) -> None:
         try:
@@ -120,7 +117,7 @@ class _TensorBoard:
 
 
 class _Tracker:
-    """trackio or wandb, which are spoken to alike. A resumed run goes on under its old name."""
+    """trackio or wandb, which share an interface. A resumed run keeps its id."""
 
     def __init__(self, name: str, out: Path, options: Mapping[str, Any]) -> None:
         self._library = _import(name)
@@ -155,4 +152,4 @@ def _import(name: str) -> ModuleType:
 
 
 def _missing(name: str) -> UserError:
-    return UserError(f"log={name} needs a library that is not here: pip install 'visualtokens[logging]'")
+    return UserError(f"log={name} needs a library that is not installed: pip install 'visualtokens[logging]'")

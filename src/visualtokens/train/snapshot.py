@@ -1,7 +1,7 @@
-"""Snapshots: all that a run needs to go on as if nothing had happened.
+"""Snapshots, from which a run resumes bit for bit, and the output folder that holds them.
 
-A snapshot is a folder ``snapshots/epoch_0002_step_00000140`` that appears under this name when it is whole:
-the model to use in the Hub's layout, and ``state.pt`` with the rest. The newest name is the last one.
+A snapshot is a folder such as ``snapshots/epoch_0002_step_00000140``, which gets this name when it is
+complete: the model to evaluate in the Hub's layout, and ``state.pt`` with the rest.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visualtokens.checkpoint import (
+from visualtokens.errors import UserError
+from visualtokens.files import (
     CONFIG,
     WEIGHTS,
-    explain_failure,
     link,
     read_config,
     read_weights,
     remove_folder,
     remove_leftovers,
+    saving,
     write_atomically,
     write_config,
     write_folder,
     write_weights,
 )
-from visualtokens.errors import UserError
-from visualtokens.train.config import TrainConfig, default_of
+from visualtokens.train.config import TrainConfig
 from visualtokens.train.distributed import restarts
 from visualtokens.train.log import LOG, RUN_ID, STEPS, forget_steps_after
 
@@ -43,22 +43,22 @@ _NAME = re.compile(r"epoch_\d{4,}_step_\d{8,}")
 
 @dataclass(frozen=True)
 class State:
-    """A run between two steps, besides the weights to use."""
+    """The state of a run between two steps, besides the weights to evaluate."""
 
-    epoch: int  # whole epochs done, the judgement included
-    offset: int  # steps done of the epoch after those
-    step: int  # steps done in all, which is what the schedule and the random numbers depend on
+    epoch: int  # completed epochs, including their evaluation
+    offset: int  # completed steps of the current epoch
+    step: int  # completed steps of the run; schedule and randomness depend on it
     optimizer: dict[str, Any]
-    trained: dict[str, Tensor] | None  # the weights that are trained, if those to use are their average
-    history: list[dict[str, Any]]  # one record per whole epoch
-    stats: dict[str, Any]  # of the epoch so far
-    skipped: int  # steps that were skipped because something was not finite
+    trained: dict[str, Tensor] | None  # the trained weights, if the EMA weights are evaluated
+    history: list[dict[str, Any]]  # one record per completed epoch
+    stats: dict[str, Any]  # EpochStats of the current epoch
+    skipped: int  # steps with a loss or gradient that was not finite
     skipped_in_a_row: int
-    unreadable: dict[str, list[tuple[str, str]]]  # path and reason, of the training and validation images
+    unreadable: dict[str, list[tuple[str, str]]]  # path and reason, of "train" and "val" images
 
 
 def save_snapshot(out: Path, state: State, weights: dict[str, Tensor], config: dict[str, Any]) -> Path:
-    """Write the snapshot and give its folder. One of the same position holds the same, and is kept."""
+    """Write the snapshot and return its folder; an existing one of the same step is kept."""
     folder = out / SNAPSHOTS / f"epoch_{state.epoch:04d}_step_{state.step:08d}"
     if folder.exists():
         return folder
@@ -73,7 +73,7 @@ def save_snapshot(out: Path, state: State, weights: dict[str, Tensor], config: d
 
 
 def list_snapshots(out: Path) -> list[Path]:
-    """The whole snapshots of a run, the newest one last."""
+    """Return the complete snapshots of a run, newest last."""
     folder = out / SNAPSHOTS
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=_position)
@@ -85,36 +85,36 @@ def _position(path: Path) -> tuple[int, int]:
 
 
 def remove_old_snapshots(out: Path, *, keep: int) -> None:
-    """Delete all but the newest ones."""
+    """Delete all but the ``keep`` newest snapshots."""
     for path in list_snapshots(out)[:-keep]:
         remove_folder(path)
 
 
 def load_snapshot(folder: Path) -> tuple[State, dict[str, Tensor]]:
-    """The state and the weights to use. Runs no pickled code."""
+    """Return the state and the weights to evaluate. Runs no pickled code."""
     path = folder / STATE
     try:
         state = State(**torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path} holds pickled code, which is not run, so the run cannot resume from it; "
-            f"delete {str(folder)!r} to go on from the snapshot before it, or give --overwrite"
+            f"{path} holds pickled code, which is never run, so the run cannot resume from it; "
+            f"delete {str(folder)!r} to resume from the snapshot before it, or give --overwrite"
         ) from error
     except (RuntimeError, EOFError, TypeError, OSError) as error:
         raise UserError(
             f"{path} cannot be read, so the run cannot resume from it; "
-            f"delete {str(folder)!r} to go on from the snapshot before it, or give --overwrite"
+            f"delete {str(folder)!r} to resume from the snapshot before it, or give --overwrite"
         ) from error
     return state, read_weights(folder)
 
 
-# The folder of a run: whose it is, and what is in it.
+# The output folder.
 
 BEST = "best"
 OPTIONS = "options.json"
 FILES = (OPTIONS, CONFIG, WEIGHTS, LOG, STEPS, RUN_ID)
 FOLDERS = (SNAPSHOTS, BEST, "tensorboard")
-# A resumed run may differ in these; more epochs stretch the schedule of the learning rate.
+# Options that may change when a run resumes; more epochs stretch the learning rate schedule.
 MAY_CHANGE = (
     *("out", "overwrite", "resume", "epochs", "workers", "device", "accumulate", "compile", "save_every"),
     *("keep", "max_bad_steps", "max_bad_images", "log", "log_every"),
@@ -122,10 +122,10 @@ MAY_CHANGE = (
 
 
 def open_run(config: TrainConfig) -> Path | None:
-    """Make the folder ready. Gives the snapshot to resume from, None for a run that starts.
+    """Prepare the output folder; return the snapshot to resume from, None for a new run.
 
-    A folder that holds a run is refused unless the configuration says what to do with it. A job that
-    torchrun starts again resumes what it had begun.
+    A folder that holds a run is refused without ``resume`` or ``overwrite``. A job restarted by torchrun
+    resumes.
     """
     out = Path(config.out)
     if out.exists() and not out.is_dir():
@@ -136,17 +136,17 @@ def open_run(config: TrainConfig) -> Path | None:
         raise UserError(f"nothing to resume: {config.out!r} holds no run; leave --resume out")
     if resume and holds_run:
         _require_same(config)
-        with explain_failure(out, "nothing was changed"):
+        with saving(out, "nothing was changed"):
             remove_leftovers(out)
             remove_leftovers(out / SNAPSHOTS)
             _write_options(config)
             snapshots = list_snapshots(out)
-            if not snapshots:  # it was killed before the first one
+            if not snapshots:  # killed before the first one
                 forget_steps_after(out, 0)
         return snapshots[-1] if snapshots else None
     if holds_run and not config.overwrite and not resume:
         raise UserError(f"{config.out!r} already holds a run; give --resume, --overwrite or another --out")
-    with explain_failure(out, "nothing was changed"):
+    with saving(out, "nothing was changed"):
         out.mkdir(parents=True, exist_ok=True)
         _clear(out)
         _write_options(config)
@@ -169,9 +169,9 @@ def _write_options(config: TrainConfig) -> None:
 
 def _require_same(config: TrainConfig) -> None:
     before = _options_before(Path(config.out))
-    now = json.loads(json.dumps(asdict(config)))  # as it reads after a round trip through the file
+    now = json.loads(json.dumps(asdict(config)))  # tuples become lists, as in the file
     for name, value in now.items():
-        was = before.get(name, default_of(config, name))
+        was = before.get(name, config.default(name))
         if name not in MAY_CHANGE and was != value:
             raise UserError(
                 f"the run in {config.out!r} has {name}={was!r}, not {value!r}; "
@@ -190,7 +190,7 @@ def _options_before(out: Path) -> dict[str, Any]:
 
 
 def publish(out: Path, snapshot: Path, *, best: bool) -> None:
-    """Make a snapshot's model that of the run, and perhaps the best one of the run."""
+    """Link the snapshot's model into the output folder, and into its ``best`` folder if it is the best."""
     folders = [out, out / BEST] if best else [out]
     for folder in folders:
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""One step of training: forward, loss, backward, clip, update, average."""
+"""One training step: forward, loss, backward, clipping, update, EMA; the optimizer and its schedule."""
 
 from __future__ import annotations
 
@@ -19,93 +19,94 @@ from timm.utils import ModelEmaV3, distribute_bn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from visualtokens.checkpoint import plain_weights
 from visualtokens.data import derive_seed, generator
 from visualtokens.errors import UserError, unknown
-from visualtokens.tasks.task import E, Loss, Task
+from visualtokens.files import contiguous_weights
+from visualtokens.tasks.task import E, Loss, Training
 from visualtokens.train.config import TrainConfig
 from visualtokens.train.distributed import Team
 from visualtokens.train.snapshot import State
 
-# Streams of random numbers; their names are longer than those of the data's, so that none is drawn twice.
+# Random streams; their keys are longer than those of the data, so that no stream is used twice.
 DROPOUT, MIXING = (0, 0, 0, 1), (0, 0, 0, 2)
 
 
 class Diverged(RuntimeError):
-    """The loss or its gradient is no longer a finite number."""
+    """The loss, its gradient or the weights are not finite."""
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a step came to, over all processes."""
+class StepResult:
+    """Sums over the images of a step, over all processes, before its update."""
 
     images: int
-    loss: float  # sum over the images, before the step
-    sums: dict[str, float]  # what else the task tells, likewise
+    loss: float
+    sums: dict[str, float]  # the other metrics of the task
     problem: str | None = None  # why the step was skipped
 
 
 class Learner(Generic[E]):
-    """A model together with what changes it: optimizer, schedule, running average, and the count of steps."""
+    """A model with its optimizer, schedule, EMA and step count."""
 
     def __init__(
         self,
-        task: Task[E, Any],
+        training: Training[E],
         config: TrainConfig,
         *,
         device: torch.device,
         steps: int,
         team: Team | None = None,
     ) -> None:
-        self.task, self.config, self.device, self.team = task, config, device, team or Team()
+        self.training, self.config, self.device, self.team = training, config, device, team or Team()
         self.memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-        self.model = self._placed(task.model)
-        task.to(device)
+        self.model = self._to_device(training.model)
+        training.to(device)
         self.optimizer = create_optimizer(self.model, config)
         self.schedule = create_schedule(self.optimizer, config, steps=steps)
         self.ema = ModelEmaV3(self.model, decay=config.ema) if config.ema else None
-        self.forward = self._wrapped()
+        self.forward = self._parallel()
         self.step = 0
-        self.skipped = 0  # steps whose loss or gradient was not finite
+        self.skipped = 0  # steps with a loss or gradient that was not finite
         self.skipped_in_a_row = 0
         self._buffers = list(self.model.buffers())
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._saved_buffers = [buffer.clone() for buffer in self._buffers]
 
-    def _placed(self, model: nn.Module) -> nn.Module:
+    def _to_device(self, model: nn.Module) -> nn.Module:
         if self.config.sync_bn and self.team.size > 1:
             if self.device.type != "cuda":
                 raise UserError(f"sync_bn needs a GPU for each process, not {self.device.type}; leave it out")
             model = convert_sync_batchnorm(model)
         return model.to(self.device).to(memory_format=self.memory_format)
 
-    def _wrapped(self) -> nn.Module:
+    def _parallel(self) -> nn.Module:
         model: Any = torch.compile(self.model) if self.config.compile else self.model
         if self.team.size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        # Of 3×3 kernels with one input channel, whose strides can be written in two ways.
+        # Harmless for 3×3 kernels with one input channel, whose strides are ambiguous.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
     @property
-    def best_weights(self) -> nn.Module:
-        """The model to judge and to save: the average if there is one."""
+    def eval_model(self) -> nn.Module:
+        """The model to evaluate and save: the EMA model if there is one."""
         return self.model if self.ema is None else self.ema.module
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last step; the highest one if layers differ."""
+        """The learning rate of the last step; the maximum over layers."""
         return max(group["lr"] for group in self.optimizer.param_groups)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """bfloat16 where the configuration asks for it."""
+        """Return the mixed precision context of the configuration."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.config.bf16)
 
-    def learn(self, batch: E, counts: Sequence[int] | None = None) -> Taken:
-        """Take one step; ``counts`` are the images that each process has for it, one at least.
+    def learn(self, batch: E, counts: Sequence[int] | None = None) -> StepResult:
+        """Take one step; ``counts`` are the numbers of images of all processes, each at least 1.
 
-        Loss and gradient are those of the mean over all of them, however they are divided. A step of which
-        either is not finite changes nothing but its count; :class:`Diverged` after too many in a row.
+        Loss and gradient are those of the mean over all images, however they are split. A step with a loss
+        or gradient that is not finite only increments the step count; too many in a row raise
+        :class:`Diverged`.
         """
         counts = counts or [len(batch)]
         self._prepare()
@@ -115,37 +116,37 @@ class Learner(Generic[E]):
             for number, piece in enumerate(pieces, 1)
         ]
         norm = self._clip()
-        taken = self._told(pieces, losses, norm, images=sum(counts))
-        if taken.problem is None:
+        result = self._aggregate(pieces, losses, norm, images=sum(counts))
+        if result.problem is None:
             self._update()
         else:
-            self._skip(taken.problem)
+            self._skip(result.problem)
         self.step += 1
-        return taken
+        return result
 
     def leave_out(self) -> None:
-        """Count a step that cannot be taken for want of images, so that the schedule keeps its pace."""
+        """Count a step without images, so that the schedule advances."""
         self.step += 1
 
     def _prepare(self) -> None:
-        # Dropout depends on the seed, the step and the process, so that a resumed run repeats it.
+        # Dropout depends on seed, step and process only, so that a resumed run repeats it.
         torch.manual_seed(derive_seed(self.config.seed, *DROPOUT, self.step, self.team.rank))
         self.schedule.step_update(self.step)
         self.optimizer.zero_grad()
         if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
+            torch._foreach_copy_(self._saved_buffers, self._buffers)
 
     def _backward(self, piece: E, *, images: int, last: bool) -> Loss:
-        """Add the gradient of one piece; the processes share theirs with the last one."""
-        wait: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        """Accumulate the gradient of one part; the last part synchronizes the processes."""
+        sync: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if isinstance(self.forward, DistributedDataParallel) and not last:
-            wait = self.forward.no_sync()
+            sync = self.forward.no_sync()
         rng = generator(self.config.seed, *MIXING, self.step)
         piece = piece.to(self.device, memory_format=self.memory_format)
-        with wait:
+        with sync:
             with self.autocast():
-                loss = self.task.loss(self.forward, piece, rng=rng)
-            # The processes' gradients are averaged, so each one counts as often as it has images.
+                loss = self.training.loss(self.forward, piece, rng=rng)
+            # DDP averages the gradients of the processes, so each is weighted by its number of images.
             (loss.value * (len(piece) * self.team.size / images)).backward()
         return loss
 
@@ -155,7 +156,8 @@ class Learner(Generic[E]):
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return nn.utils.get_total_norm(gradients).item()
 
-    def _told(self, pieces: Sequence[E], losses: Sequence[Loss], norm: float, *, images: int) -> Taken:
+    def _aggregate(self, pieces: Sequence[E], losses: Sequence[Loss], norm: float, *, images: int) -> StepResult:
+        """Sum the losses and metrics of all parts and processes, and check that they are finite."""
         names = sorted(losses[0].sums)
         loss = sum(loss.value.item() * len(piece) for piece, loss in zip(pieces, losses, strict=True))
         sums = [float(sum(each.sums[name].item() for each in losses)) for name in names]
@@ -164,7 +166,7 @@ class Learner(Generic[E]):
         for what, value in (("loss", total / images), ("norm of the gradient", norm)):
             if problem is None and not math.isfinite(value):
                 problem = f"the {what} is {value} at step {self.step + 1} (learning rate {self.lr:.2g})"
-        return Taken(images, total, dict(zip(names, totals, strict=True)), problem)
+        return StepResult(images, total, dict(zip(names, totals, strict=True)), problem)
 
     def _update(self) -> None:
         self.optimizer.step()
@@ -173,64 +175,64 @@ class Learner(Generic[E]):
         self.skipped_in_a_row = 0
 
     def _skip(self, problem: str) -> None:
-        """Undo what the forward pass left in the buffers, such as running statistics, and forget the rest."""
+        """Discard the gradient and restore the buffers, such as running statistics."""
         if self._buffers:
-            torch._foreach_copy_(self._buffers, self._kept)
+            torch._foreach_copy_(self._buffers, self._saved_buffers)
         self.optimizer.zero_grad()
         self.skipped += 1
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.config.max_bad_steps:
             raise Diverged(
-                f"{problem}, the last of {self.skipped_in_a_row} such steps in a row, which were skipped; "
-                "nothing of them was saved; try a lower lr, a longer warm-up or a smaller clip"
+                f"{problem}, the last of {self.skipped_in_a_row} such steps in a row; none of them was saved; "
+                " try a lower lr, a longer warm-up or a smaller clip"
             )
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        """The weights to use, and those that are trained if they are others."""
-        return plain_weights(self.best_weights), None if self.ema is None else plain_weights(self.model)
+        """Return the weights to evaluate, and the trained ones if they differ."""
+        trained = None if self.ema is None else contiguous_weights(self.model)
+        return contiguous_weights(self.eval_model), trained
 
     def load(self, state: State, weights: dict[str, Tensor]) -> None:
-        """Go on from a snapshot."""
+        """Restore a snapshot."""
         self.step, self.skipped = state.step, state.skipped
         self.skipped_in_a_row = state.skipped_in_a_row
-        self.best_weights.load_state_dict(weights)
+        self.eval_model.load_state_dict(weights)
         if state.trained is not None:
             self.model.load_state_dict(state.trained)
         self.optimizer.load_state_dict(state.optimizer)
 
     def require_finite_weights(self) -> None:
-        """:class:`Diverged` if the weights are such that nobody could go on with them."""
-        for name, weight in self.best_weights.state_dict().items():
+        """Raise :class:`Diverged` if a weight is not finite."""
+        for name, weight in self.eval_model.state_dict().items():
             if weight.is_floating_point() and not torch.isfinite(weight).all():
                 raise Diverged(
                     f"{name} is not finite after step {self.step} (learning rate {self.lr:.2g}), so it was "
                     "not saved; try a lower lr, a longer warm-up or a smaller clip"
                 )
 
-    def agree_on_statistics(self) -> None:
-        """Give every process the running statistics of the first one, which are those that are saved."""
+    def sync_statistics(self) -> None:
+        """Copy the running statistics of the main process, which are saved, to all processes."""
         if self.team.size > 1:
             distribute_bn(self.model, self.team.size, reduce=False)
             if self.ema is not None:
                 distribute_bn(self.ema.module, self.team.size, reduce=False)
 
 
-# The optimizer and the learning rate of every step, from timm.
-
 LOWEST_LR = 1e-6
 
 
 def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer; no decay on biases, norms and what ``model.no_weight_decay()`` names.
+    """Return the optimizer, without weight decay on biases, norms and ``model.no_weight_decay()``.
 
-    With ``layer_decay``, the groups are the layers by ``model.group_matcher()``, each with its ``lr_scale``.
+    With ``layer_decay``, parameter groups are the layers of ``model.group_matcher()``, each with an
+    ``lr_scale``.
     """
     if config.optimizer not in list_optimizers():
         raise unknown("optimizer", config.optimizer, list_optimizers())
     has_kernel = "fused" in _check_args(config) and next(model.parameters()).device.type in ("cpu", "cuda")
     chosen = "fused" in config.optimizer_args or "foreach" in config.optimizer_args
-    # All weights in one kernel: on a CPU, a quarter of the time that one after the other takes.
-    one_kernel = {"fused": True} if has_kernel and not chosen else {}
+    # On a CPU the fused kernel takes a quarter of the time of a loop over the weights.
+    fused = {"fused": True} if has_kernel and not chosen else {}
     try:
         optimizer = create_optimizer_v2(
             model,
@@ -238,7 +240,7 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
             lr=config.lr,
             weight_decay=config.weight_decay,
             layer_decay=config.layer_decay,
-            **one_kernel,
+            **fused,
             **config.optimizer_args,
         )
     except (TypeError, ValueError) as error:
@@ -248,12 +250,12 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
     for name, value in config.optimizer_args.items():
         used = optimizer.defaults.get(name)
         if value != (list(used) if isinstance(used, tuple) else used):
-            raise UserError(f"optimizer {config.optimizer!r} makes no use of {name}={value}; leave it out")
+            raise UserError(f"optimizer {config.optimizer!r} ignores {name}={value}; leave it out")
     return optimizer
 
 
 def _check_args(config: TrainConfig) -> list[str]:
-    """The arguments that the optimizer knows, if all that are given are among them."""
+    """Return the arguments of the optimizer; all that are given must be among them."""
     kind = get_optimizer_class(config.optimizer, bind_defaults=False)
     known = [
         name for name in inspect.signature(kind).parameters if name not in ("params", "lr", "weight_decay")
@@ -265,10 +267,10 @@ def _check_args(config: TrainConfig) -> list[str]:
 
 
 def create_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, *, steps: int) -> Scheduler:
-    """The learning rate per step, of which an epoch has ``steps``: a linear rise, then a fall.
+    """Return the schedule: linear warm-up, then cosine or step decay; an epoch has ``steps`` steps.
 
-    Half a cosine over all epochs, whose start the warm-up takes the place of; or steps, counted from the
-    end of the warm-up unless their epochs are listed. The rate is a function of the step alone:
+    The cosine spans all epochs, and the warm-up replaces its start. Step decays are counted from the end of
+    the warm-up unless their epochs are listed. The learning rate is a function of the step:
     ``schedule.step_update(step)`` sets it, in any order.
     """
     lowest = min(LOWEST_LR, config.lr / 10)
@@ -280,7 +282,7 @@ def create_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, *, st
         num_epochs=config.epochs,
         min_lr=lowest if config.min_lr is None else config.min_lr,
         decay_epochs=every,
-        # timm lets them fall one step early; half a step stands above rounding.
+        # timm decays one step early; half a step avoids rounding errors.
         decay_milestones=[epoch + 0.5 / steps for epoch in listed],
         decay_rate=config.decay_rate or 0.1,
         warmup_epochs=config.warmup,

@@ -1,0 +1,1 @@
+"""Choosing a schedule: from a budget (planning), by training (search), and comparing them (tradeoff)."""

@@ -1,10 +1,10 @@
-"""Choosing K by training, and training with it: stages two and three of Token Pooling (Appendix C).
+"""Learn a schedule by training, and fine-tune with it: stages two and three of Token Pooling (Appendix C).
 
-1. A trained model: a checkpoint of a plain vision transformer, as ``vtok train`` leaves it.
-2. :func:`search`: soft extraction gives every block's K; one λ gives one schedule.
-3. :func:`finetune`: training goes on with hard pooling at those K, whatever the method.
+1. Train a plain vision transformer (``vtok train``).
+2. :func:`search`: soft extraction learns K of every block; each λ gives one schedule.
+3. :func:`finetune`: continue training with hard pooling to those K, with any method.
 
-Both run under the engine of ``visualtokens.train``: on one process or several, resumable after every epoch.
+Both functions run ``visualtokens.train``: on one or several processes, resumable after every epoch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from visualtokens.checkpoint import load_checkpoint, save_checkpoint
 from visualtokens.errors import UserError, unknown
 from visualtokens.reduce.reduction import reduce, restore
 from visualtokens.reduce.trainable import (
@@ -26,41 +27,52 @@ from visualtokens.reduce.trainable import (
     PACE,
     SOFT,
     extraction_cost,
+    extraction_pools,
     learned_keep,
     project,
     soft_extraction,
 )
-from visualtokens.reduce.trainable import pools as extraction_pools
-from visualtokens.tasks.task import ExampleLoader, Loading, Loss, Task
-from visualtokens.train import Checkpoint, TrainConfig, TrainResult, load_checkpoint, save_checkpoint, train
-from visualtokens.train.distributed import is_first
-from visualtokens.train.tasks import TASKS
+from visualtokens.tasks.classify import Classify
+from visualtokens.tasks.options import TaskOptions
+from visualtokens.tasks.task import (
+    Checkpoint,
+    ExampleLoader,
+    Loading,
+    Loss,
+    Training,
+    get_task,
+    register_task,
+)
+from visualtokens.train import TrainConfig, TrainResult, train
+from visualtokens.train.distributed import is_main_process
 
 logger = logging.getLogger(__name__)
 EXTRACT = "extract"
-# What the functions here decide; all other options of a training run are the caller's.
-DECIDED = ("model", "model_args", "data", "out", "task", "init", "resume", "overwrite", "size")
+# Training options that search() and finetune() set themselves; the caller may give the others.
+FIXED = ("model", "model_args", "data", "out", "task", "init", "resume", "overwrite", "size")
 
 
-class Extract(Task[Any, Any]):
-    """Another task with soft extraction: its loss and the cost of the tokens that are left."""
+class ExtractTraining(Training[Any]):
+    """Training with soft extraction: the loss of the inner training plus the extraction cost."""
 
-    def __init__(self, inner: Task[Any, Any], *, base: str, price: float, pace: float) -> None:
-        self.inner, self.model, self.classes = inner, inner.model, inner.classes
-        self.name = inner.name  # what its checkpoints are good for
-        self.images, self.score = inner.images, inner.score
+    def __init__(self, inner: Training[Any], *, base: str, price: float, pace: float) -> None:
+        super().__init__(
+            inner.task,  # its checkpoints are those of the inner task
+            inner.model,
+            train_set=inner.train_set,
+            val_set=inner.val_set,
+            preprocess=inner.preprocess,
+        )
+        self.inner = inner
         self.reduction = {"base": base, "method": SOFT, "price": price, "pace": pace}
         reduce(self.model, soft_extraction(price=price, pace=pace), keep=1.0, carry=False)
 
     def train_loader(self, loading: Loading) -> ExampleLoader[Any]:
         return self.inner.train_loader(loading)
 
-    def val_loader(self, loading: Loading) -> ExampleLoader[Any]:
-        return self.inner.val_loader(loading)
-
     def loss(self, model: nn.Module, batch: Any, *, rng: np.random.Generator) -> Loss:
-        """The log shows ``tokens``, the mass that is left in all blocks together."""
-        project(self.model)  # what the last step left outside of [0, 1]
+        """The loss; the log shows ``tokens``, the sum of r over all blocks."""
+        project(self.model)  # the last optimizer step may have left [0, 1]
         found = self.inner.loss(model, batch, rng=rng)
         mass = torch.stack([pool.r.detach().sum() for pool in extraction_pools(self.model)]).sum()
         return Loss(found.value + extraction_cost(self.model), {**found.sums, "tokens": mass * len(batch)})
@@ -76,32 +88,36 @@ class Extract(Task[Any, Any]):
         self.inner.to(device)
 
 
-def open_extract(config: TrainConfig) -> Extract:
-    """The task of a configuration whose ``model_args`` are those of a soft :func:`reduced_vit`."""
-    args = dict(config.model_args)
-    base, price, pace = args.pop("base"), args.pop("price"), args.pop("pace")
-    inner = TASKS["classify"](dataclasses.replace(config, task="classify", model=base, model_args=args))
-    return Extract(inner, base=base, price=price, pace=pace)
+class Extract(Classify):
+    """Classification with the ``model_args`` of a soft ``reduced_vit``."""
+
+    name = EXTRACT
+
+    def open(self, options: TaskOptions) -> ExtractTraining:  # type: ignore[override]
+        args = dict(options.model_args)
+        base, price, pace = args.pop("base"), args.pop("price"), args.pop("pace")
+        plain = dataclasses.replace(options, task="classify", model=base, model_args=args)
+        return ExtractTraining(get_task("classify").open(plain), base=base, price=price, pace=pace)
 
 
-TASKS[EXTRACT] = open_extract
+register_task(Extract())
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What :func:`search` learned."""
+class SearchResult:
+    """The schedule that :func:`search` learned, and its checkpoints."""
 
     keep: tuple[int, ...]  # K of every block
     mass: tuple[float, ...]  # Σ_j r_l[j]
-    start: str  # checkpoint folder to fine-tune from: the plain model, as the search left its weights
-    soft: TrainResult
+    start: str  # checkpoint folder to fine-tune from: the plain model with the weights of the search
+    soft: TrainResult  # of the training with soft extraction
 
 
 class Interrupted(Exception):
-    """A signal ended a stage early; the same call goes on from there."""
+    """A signal stopped the training; the same call resumes it."""
 
     def __init__(self, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}; the same command goes on from there")
+        super().__init__(f"stopped by signal {signal}; run the same command again to resume")
         self.signal = signal
 
 
@@ -113,29 +129,26 @@ def search(
     price: float,
     pace: float = PACE,
     options: Mapping[str, Any] | None = None,
-) -> Found:
-    """Stage two: train with soft extraction from the checkpoint ``start`` on, and read K off.
+) -> SearchResult:
+    """Stage two: train the checkpoint ``start`` with soft extraction, and return the learned schedule.
 
     ``price`` is λ. ``options`` are those of :class:`~visualtokens.train.TrainConfig` (the paper: 30 epochs).
-    Leaves the soft model in ``out/soft`` and the plain one in ``out/start``; goes on if interrupted.
+    Saves the soft model in ``out/soft`` and the plain one in ``out/start``; resumes if interrupted.
     """
-    source = _plain(start)
+    source = _load_plain(start)
     args = source.config.get("model_args", {})
-    base = source.config["architecture"]
-    soft = {"base": base, "price": price, "pace": pace}
-    config = _config(
+    soft = Path(out) / "soft"
+    result = _train(
         source,
-        model=NAME,
-        model_args=args | soft,
-        data=data,
-        out=Path(out) / "soft",
+        f"soft extraction at lambda {price:g}, in {soft}",
         task=EXTRACT,
+        model_args=args | {"base": source.config["architecture"], "price": price, "pace": pace},
+        data=data,
+        out=soft,
         init=start,
         options=options,
     )
-    _announce(f"soft extraction at lambda {price:g}, in {config.out}")
-    result = _finished(train(config))
-    learned = load_checkpoint(config.out)
+    learned = load_checkpoint(soft)
     mass = tuple(pool.r.sum().item() for pool in extraction_pools(learned.model))
     keep = learned_keep(learned.model)
     plain = Path(out) / "start"
@@ -148,7 +161,7 @@ def search(
         model_args=args,
         training={"keep": keep, "mass": mass, "price": price},
     )
-    return Found(keep, mass, str(plain), result)
+    return SearchResult(keep, mass, str(plain), result)
 
 
 def finetune(
@@ -160,58 +173,52 @@ def finetune(
     keep: Sequence[int],
     options: Mapping[str, Any] | None = None,
 ) -> TrainResult:
-    """Stage three: train with hard pooling from the checkpoint ``start`` on.
+    """Stage three: train the checkpoint ``start`` with hard pooling.
 
-    ``out`` becomes a checkpoint of a :func:`~visualtokens.reduce.reduction.reduced_vit`: loading it gives
-    the reduced model. Goes on if interrupted.
+    ``out`` becomes a checkpoint of a :func:`~visualtokens.reduce.trainable.reduced_vit`: loading it returns
+    the reduced model. Resumes if interrupted.
     """
-    source = _plain(start)
-    pooled = {"base": source.config["architecture"], "method": method, "keep": list(keep), "carry": False}
-    config = _config(
+    source = _load_plain(start)
+    reduction = {"base": source.config["architecture"], "method": method, "keep": list(keep), "carry": False}
+    return _train(
         source,
-        model=NAME,
-        model_args=source.config.get("model_args", {}) | pooled,
+        f"fine-tuning with {method} at {list(keep)} tokens, in {out}",
+        task="classify",
+        model_args=source.config.get("model_args", {}) | reduction,
         data=data,
         out=out,
-        task="classify",
         init=start,
         options=options,
     )
-    _announce(f"fine-tuning with {method} at {list(keep)} tokens, in {config.out}")
-    return _finished(train(config))
 
 
-def _announce(stage: str) -> None:
-    if is_first():
-        logger.info(stage)
-
-
-def _plain(start: str | Path) -> Checkpoint:
+def _load_plain(start: str | Path) -> Checkpoint:
     source = load_checkpoint(start)
     if source.config["architecture"] == NAME:
-        raise UserError(f"{str(start)!r} is reduced already; start from a checkpoint of the plain model")
+        raise UserError(f"{str(start)!r} is already reduced; start from a checkpoint of the plain model")
     return source
 
 
-def _config(
+def _train(
     source: Checkpoint,
+    stage: str,
     *,
-    model: str,
+    task: str,
     model_args: dict[str, Any],
     data: str,
     out: str | Path,
-    task: str,
     init: str | Path,
     options: Mapping[str, Any] | None,
-) -> TrainConfig:
+) -> TrainResult:
+    """Train a ``reduced_vit`` to the end, or raise :class:`Interrupted`."""
     given = dict(options or {})
     for name in given:
         if name not in TrainConfig.names():
-            raise unknown("option of training", name, TrainConfig.names())
-        if name in DECIDED:
-            raise UserError(f"{name}={given[name]!r} is not among the options of this training; leave it out")
-    return TrainConfig(
-        model=model,
+            raise unknown("training option", name, TrainConfig.names())
+        if name in FIXED:
+            raise UserError(f"{name}={given[name]!r} cannot be chosen here; leave it out")
+    config = TrainConfig(
+        model=NAME,
         model_args=model_args,
         data=data,
         out=str(out),
@@ -221,9 +228,9 @@ def _config(
         resume="auto",
         **given,
     )
-
-
-def _finished(result: TrainResult) -> TrainResult:
+    if is_main_process():
+        logger.info(stage)
+    result = train(config)
     if result.signal is not None:
         raise Interrupted(result.signal)
     return result

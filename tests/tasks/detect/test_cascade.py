@@ -48,7 +48,7 @@ def single(cascade: CascadeHeads, stage: int) -> RoIHeads:
     return alone
 
 
-def test_three_equal_stages_that_move_nothing_detect_like_one(heads: CascadeHeads) -> None:
+def test_three_equal_stages_equal_one(heads: CascadeHeads) -> None:
     heads.eval()
     with torch.inference_mode():
         ours, _ = heads(levels(), REGIONS, SIZES)
@@ -58,7 +58,7 @@ def test_three_equal_stages_that_move_nothing_detect_like_one(heads: CascadeHead
         assert torch.allclose(ours[0][name], expected[0][name], atol=1e-5), name
 
 
-def test_scores_are_the_mean_of_the_stages_and_boxes_the_last_ones(heads: CascadeHeads) -> None:
+def test_scores_are_averaged_and_boxes_are_those_of_the_last_stage(heads: CascadeHeads) -> None:
     """By a loop over regions that pools, decodes and averages itself."""
     heads.eval()
     torch.manual_seed(1)
@@ -93,7 +93,7 @@ def decode(box: Tensor, offsets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_the_losses_of_a_stage_are_those_of_one_with_its_threshold(heads: CascadeHeads, number: int) -> None:
+def test_losses_of_a_stage_equal_those_of_a_single_head(heads: CascadeHeads, number: int) -> None:
     """Regions stay in place, so stage n sees them with the true boxes added n times."""
     heads.train()
     _, losses = heads(levels(), [r.clone() for r in REGIONS], SIZES, [TWO])
@@ -108,7 +108,7 @@ def test_the_losses_of_a_stage_are_those_of_one_with_its_threshold(heads: Cascad
         )
 
 
-def test_a_later_stage_learns_from_moved_boxes(heads: CascadeHeads) -> None:
+def test_later_stages_train_on_refined_boxes(heads: CascadeHeads) -> None:
     """Stage 1 moves everything far away: nothing but the true boxes is an object to stage 2."""
     heads.train()
     with torch.no_grad():

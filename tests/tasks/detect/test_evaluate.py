@@ -1,4 +1,4 @@
-"""Evaluation, prediction and pictures, with detectors that answer what they are told to."""
+"""Evaluation, prediction and pictures, with detectors that return given objects."""
 
 from __future__ import annotations
 
@@ -12,14 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from visualtokens.data import BadImage
-from visualtokens.data.detection import (
-    DetectionBatch,
-    DetectionDataset,
-    Objects,
-    create_detection_loader,
-    open_detection,
-)
+from visualtokens.data import BadImage, open_detection
+from visualtokens.data.detection import DetectionBatch, DetectionDataset, Objects, create_detection_loader
 from visualtokens.errors import UserError
 from visualtokens.tasks.detect import Detections, draw, evaluate, predict
 from visualtokens.tasks.detect.detections import from_detector, to_target
@@ -65,44 +59,44 @@ class Four(DetectionDataset):
         return f"four[{index}]"
 
 
-def test_the_truth_is_perfect_and_the_unreadable_are_told() -> None:
+def test_perfect_detections_and_unreadable_images() -> None:
     model = Oracle().train()
-    judged = evaluate(
+    evaluation = evaluate(
         model, create_detection_loader(Four(), batch=2, sizing=None), classes=10, progress=False
     )
-    assert judged.metrics == pytest.approx(
+    assert evaluation.metrics == pytest.approx(
         dict.fromkeys(("box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75"), 1.0)
     )
-    assert (judged.images, [bad.path for bad in judged.unreadable]) == (4, ["four[2]"])
-    assert judged.objects == sum(len(SCENES[i][1]) for i in range(4))
+    assert (evaluation.images, [bad.path for bad in evaluation.unreadable]) == (4, ["four[2]"])
+    assert evaluation.objects == sum(len(SCENES[i][1]) for i in range(4))
     assert model.training
 
 
-def test_a_detector_of_boxes_has_no_figures_of_masks() -> None:
+def test_detector_without_masks_has_no_mask_metrics() -> None:
     loader = create_detection_loader(Four(), batch=2, sizing=None)
-    judged = evaluate(Oracle(masks=False), loader, classes=10, progress=False)
-    assert judged.masks is None
-    assert set(judged.metrics) == {"box_ap", "box_ap50", "box_ap75"}
+    evaluation = evaluate(Oracle(masks=False), loader, classes=10, progress=False)
+    assert evaluation.masks is None
+    assert set(evaluation.metrics) == {"box_ap", "box_ap50", "box_ap75"}
 
 
-def test_without_readable_images_there_is_nothing_to_judge() -> None:
+def test_no_readable_image_is_an_error() -> None:
     batch = DetectionBatch((), (), torch.zeros(0, dtype=torch.int64), (BadImage("a", "broken"),))
     with pytest.raises(UserError, match="none of the 1 images could be read"):
         evaluate(Oracle(), [batch], classes=10, progress=False)
 
 
-def test_labels_count_from_one_inside_and_from_zero_outside() -> None:
+def test_labels_count_from_one_in_detectors_and_from_zero_outside() -> None:
     objects = SCENES[0][1]
     target = to_target(objects)
     assert torch.equal(target["labels"], objects.labels + 1)
     assert target["masks"].dtype == torch.uint8
     scores = torch.linspace(0.1, 0.9, len(objects))
     found = from_detector(target | {"scores": scores})
-    assert torch.equal(found.labels, objects.labels.flip(0))  # the surest first
+    assert torch.equal(found.labels, objects.labels.flip(0))  # highest score first
     assert len(found.above(0.5)) == int((scores >= 0.5).sum())
 
 
-def test_predict_and_its_json() -> None:
+def test_predict_and_its_dictionary() -> None:
     image, objects = SCENES[1]
     found = predict(Oracle().eval(), image)
     assert sorted(found.labels.tolist()) == sorted(objects.labels.tolist())
@@ -128,7 +122,7 @@ def one(box: list[float], size: tuple[int, int], *, masks: bool = True) -> Detec
     return Detections(torch.tensor([box]), torch.tensor([0]), torch.tensor([0.9]), mask if masks else None)
 
 
-def test_a_mask_is_tinted_and_nothing_else() -> None:
+def test_only_the_mask_is_tinted() -> None:
     image = Image.new("RGB", (600, 500), (100, 100, 100))
     picture = np.asarray(draw(image, one([200.0, 100.0, 400.0, 300.0], (500, 600)), ["cat"]))
     assert picture.shape == (500, 600, 3)
@@ -139,18 +133,18 @@ def test_a_mask_is_tinted_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (128, 128), (1, 40)])
-def test_small_pictures_are_enlarged_so_that_labels_can_be_read(size: tuple[int, int]) -> None:
+def test_small_pictures_are_enlarged(size: tuple[int, int]) -> None:
     image = Image.new("RGB", (size[1], size[0]))
     picture = draw(image, one([0.0, 0.0, float(size[1]), float(size[0])], size), ["a class with a long name"])
     assert min(picture.size) >= 480
     assert picture.width * size[0] == picture.height * size[1]
 
 
-def test_nothing_found_leaves_the_picture_alone() -> None:
+def test_no_detection_leaves_the_picture_unchanged() -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (500, 600, 3), np.uint8))
     nothing = one([0.0, 0.0, 9.0, 9.0], (500, 600)).above(1.0)
     assert np.array_equal(np.asarray(draw(image, nothing, ["cat"])), np.asarray(image))
 
 
-def test_a_box_beyond_the_picture_can_be_drawn() -> None:
+def test_box_outside_the_picture_can_be_drawn() -> None:
     draw(Image.new("RGB", (500, 500)), one([450.0, 450.0, 900.0, 900.0], (500, 500), masks=False), ["cat"])

@@ -56,9 +56,9 @@ def at_random(seed: int) -> Comparison:
             [boxes + torch.tensor(rng.normal(0, 2, boxes.shape)).float(), boxes_at_random(rng, 2)]
         )
         guesses[:, 2:] = torch.maximum(guesses[:, 2:], guesses[:, :2] + 2)
-        said = [*labels, *rng.integers(0, CLASSES, 2).tolist()]
-        scores = rng.random(len(said)).round(2).tolist()
-        comparison.add(image, SIZE, objects, detections_of(guesses.clamp(0, SIDE), said, scores))
+        predicted = [*labels, *rng.integers(0, CLASSES, 2).tolist()]
+        scores = rng.random(len(predicted)).round(2).tolist()
+        comparison.add(image, SIZE, objects, detections_of(guesses.clamp(0, SIDE), predicted, scores))
     return comparison
 
 
@@ -72,11 +72,11 @@ def by_pycocotools(comparison: Comparison, kind: str) -> list[float]:
         truth.createIndex()
         unused = "bbox" if kind == "segm" else "segmentation"
         results = [{k: v for k, v in found.items() if k != unused} for found in comparison.found]
-        judge = COCOeval(truth, truth.loadRes(results), kind)
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-    return judge.stats[:6].tolist()
+        coco = COCOeval(truth, truth.loadRes(results), kind)
+        coco.evaluate()
+        coco.accumulate()
+        coco.summarize()
+    return coco.stats[:6].tolist()
 
 
 def figures(precision: Precision) -> list[float]:
@@ -92,8 +92,8 @@ def figures(precision: Precision) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
-@pytest.mark.parametrize("seed", range(4))
-def test_figures_are_those_of_pycocotools(seed: int, kind: Literal["bbox", "segm"]) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_metrics_equal_pycocotools(seed: int, kind: Literal["bbox", "segm"]) -> None:
     comparison = at_random(seed)
     ours = comparison.precision(kind, classes=CLASSES)
     assert 0 < ours.ap < 1
@@ -104,7 +104,7 @@ def test_figures_are_those_of_pycocotools(seed: int, kind: Literal["bbox", "segm
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
-def test_what_is_perfect_and_what_is_nothing(kind: Literal["bbox", "segm"]) -> None:
+def test_perfect_and_empty_detections(kind: Literal["bbox", "segm"]) -> None:
     boxes = torch.tensor([[10.0, 10, 60, 60], [70, 20, 110, 90]])
     perfect, nothing = Comparison(), Comparison()
     perfect.add(0, SIZE, objects_of(boxes, [0, 1]), detections_of(boxes, [0, 1], [0.9, 0.8]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from visualtokens.data import BadImage
-from visualtokens.data.segmentation_loader import SegmentBatch
+from visualtokens.data.segmentation import SegmentBatch
 from visualtokens.errors import UserError
 from visualtokens.tasks.segment import Inference, SegmentEvaluation, evaluate
 
@@ -65,7 +65,7 @@ def by_hand(model: nn.Module, batches: list[SegmentBatch]) -> tuple[list[list[in
     return counts, sum(losses) / len(losses)
 
 
-def test_every_figure_is_that_of_counting_by_hand() -> None:
+def test_metrics_equal_counting_by_hand() -> None:
     batches = [
         make_batch([(5, 7), (3, 9), (5, 7)], bad=2),
         make_batch([]),
@@ -80,8 +80,8 @@ def test_every_figure_is_that_of_counting_by_hand() -> None:
     assert [bad.path for bad in found.unreadable] == ["0.png", "1.png"]
     ious = []
     for k in range(4):
-        said, truth = sum(row[k] for row in counts), sum(counts[k])
-        ious.append(counts[k][k] / (said + truth - counts[k][k]))
+        predicted, truth = sum(row[k] for row in counts), sum(counts[k])
+        ious.append(counts[k][k] / (predicted + truth - counts[k][k]))
     assert found.iou == pytest.approx(ious)
     assert found.miou == pytest.approx(sum(ious) / 4)
     assert found.pixel_accuracy == pytest.approx(sum(counts[k][k] for k in range(4)) / sum(map(sum, counts)))
@@ -90,7 +90,7 @@ def test_every_figure_is_that_of_counting_by_hand() -> None:
     assert set(found.metrics) == {"loss", "miou", "pixel_accuracy", "class_accuracy"}
 
 
-def test_it_is_not_the_mean_over_images() -> None:
+def test_miou_is_not_the_mean_over_images() -> None:
     """One image of a single pixel, all right, and a large one that is all wrong."""
     confusion = torch.tensor([[1, 0], [99, 0]])
     found = SegmentEvaluation(confusion, 0.0, 2, ())
@@ -98,8 +98,8 @@ def test_it_is_not_the_mean_over_images() -> None:
     assert found.miou == pytest.approx(0.005)
 
 
-def test_classes_that_are_not_there() -> None:
-    """0 is right, 1 is taken for 3, 2 is neither there nor said, 3 is said but not there."""
+def test_absent_classes() -> None:
+    """0 is correct, 1 is mistaken for 3, 2 is neither labelled nor predicted, 3 is only predicted."""
     confusion = torch.tensor([[6, 0, 0, 0], [0, 0, 0, 4], [0, 0, 0, 0], [0, 0, 0, 0]])
     found = SegmentEvaluation(confusion, 0.0, 1, ())
     assert found.iou == [1.0, 0.0, None, 0.0]
@@ -109,13 +109,13 @@ def test_classes_that_are_not_there() -> None:
     assert all(math.isfinite(value) for value in found.metrics.values())
 
 
-def test_images_of_one_size_go_together_and_none_is_padded() -> None:
+def test_images_of_one_size_run_together_without_padding() -> None:
     model = Echo().eval()
     evaluate(model, [make_batch([(5, 7), (3, 9), (5, 7)])], classes=NAMES, progress=False)
     assert sorted(model.calls) == [(1, 3, 3, 9), (2, 3, 5, 7)]
 
 
-def test_the_batch_decides_nothing() -> None:
+def test_metrics_do_not_depend_on_the_batch() -> None:
     whole = make_batch([(5, 7), (3, 9), (5, 7), (2, 2)])
     alone = whole.split(4)
     model = Echo()
@@ -125,7 +125,7 @@ def test_the_batch_decides_nothing() -> None:
     assert together.loss == pytest.approx(apart.loss, rel=1e-6)
 
 
-def test_the_model_comes_back_as_it_was() -> None:
+def test_training_flag_is_restored() -> None:
     model = Echo().train()
     model.norm.eval()
     evaluate(model, [make_batch([(2, 2)])], classes=NAMES, progress=False)
@@ -133,7 +133,7 @@ def test_the_model_comes_back_as_it_was() -> None:
     assert not model.norm.training
 
 
-def test_nothing_to_judge() -> None:
+def test_nothing_to_evaluate() -> None:
     with pytest.raises(UserError, match="none of the 3 images could be read"):
         evaluate(Echo(), [make_batch([], bad=3)], classes=NAMES, progress=False)
     blank = make_batch([(3, 3)])
@@ -142,7 +142,7 @@ def test_nothing_to_judge() -> None:
         evaluate(Echo(), [blank], classes=NAMES, progress=False)
 
 
-def test_looking_more_than_once_is_passed_on() -> None:
+def test_inference_options_are_used() -> None:
     model = Echo()
     inference = Inference(scales=(1.0, 2.0), flip=True)
     evaluate(model, [make_batch([(4, 6)])], classes=NAMES, inference=inference, progress=False)

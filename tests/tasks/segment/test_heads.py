@@ -79,7 +79,7 @@ def test_upernet_costs_what_is_published_for_swin() -> None:
     assert count_macs(model, (512, 2048)) / 1e9 == pytest.approx(945, rel=0.005)
 
 
-def test_fpn_equals_the_sum_of_enlarged_levels() -> None:
+def test_fpn_equals_the_sum_of_upsampled_levels() -> None:
     torch.manual_seed(0)
     fpn = FPN(CHANNELS, dim=6).double()
     inputs = [x.double() for x in maps()]
@@ -165,7 +165,7 @@ def reach(layer: nn.Module) -> list[list[bool]]:
     return rows
 
 
-def test_which_levels_reach_which() -> None:
+def test_reach_of_the_levels() -> None:
     """FPN hands down from coarse to fine; the tokens of VT-FPN reach every level, once it has learned."""
     torch.manual_seed(0)
     assert reach(FPN(CHANNELS, dim=8)) == [[True, True, True], [False, True, True], [False, False, True]]
@@ -219,7 +219,7 @@ def test_pyramid_pooling_averages_cells() -> None:
         torch.testing.assert_close(x[:, 4 + 3 * number : 7 + 3 * number, :1, :1], expected)
 
 
-def test_upernet_learns_from_a_single_image() -> None:
+def test_upernet_trains_on_a_single_image() -> None:
     """Pooling leaves one value per channel, which plain BatchNorm refuses."""
     upernet = UperNet(CHANNELS, 5, dim=8).train()
     inputs = maps(1)
@@ -228,7 +228,7 @@ def test_upernet_learns_from_a_single_image() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in upernet.parameters())
 
 
-def test_batch_norm_of_one_value_uses_what_it_has_seen() -> None:
+def test_batch_norm_of_one_value_uses_running_statistics() -> None:
     norm = BatchNorm(2)
     norm.running_mean.copy_(torch.tensor([1.0, 2.0]))
     norm.running_var.copy_(torch.tensor([4.0, 9.0]))

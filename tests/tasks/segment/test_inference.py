@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from visualtokens.data.segmentation_transforms import SegmentPreprocess
+from visualtokens.data.segmentation import SegmentPreprocess
 from visualtokens.errors import UserError
 from visualtokens.tasks import segment
 from visualtokens.tasks.segment import Inference, predict
@@ -47,7 +47,7 @@ class PlaceInWindow(PerPixel):
 @pytest.mark.parametrize(
     ("side", "window", "stride"), [(10, 4, 3), (10, 10, 3), (11, 4, 4), (7, 20, 5), (100, 7, 7), (5, 4, 1)]
 )
-def test_windows_cover_all_and_end_with_the_image(side: int, window: int, stride: int) -> None:
+def test_windows_cover_the_image(side: int, window: int, stride: int) -> None:
     starts = _starts(side, window, stride)
     covered = {p for start in starts for p in range(start, min(start + window, side))}
     assert covered == set(range(side))
@@ -56,7 +56,7 @@ def test_windows_cover_all_and_end_with_the_image(side: int, window: int, stride
     assert all(b - a <= stride for a, b in pairwise(starts))
 
 
-def test_windows_change_nothing_for_a_model_of_single_pixels() -> None:
+def test_windows_do_not_change_a_pixelwise_model() -> None:
     model = PerPixel()
     x = torch.randn(2, 3, 23, 41)
     (whole,) = Inference()(model, x, mirror=range(3))
@@ -77,38 +77,38 @@ def test_overlapping_windows_are_averaged() -> None:
     assert slid[0, 0, 0].tolist() == [0, 1, 2, 1.5, 0.5, 1.5, 2.5, 3]
 
 
-def test_scales_and_flips_are_separate_looks() -> None:
+def test_scales_and_flips_are_separate_views() -> None:
     model = PerPixel()
     x = torch.randn(1, 3, 20, 30)
-    looks = Inference(scales=(0.5, 1.0, 1.5), flip=True)(model, x, mirror=range(3))
-    assert [tuple(look.shape[2:]) for look in looks] == [(10, 15)] * 2 + [(20, 30)] * 2 + [(30, 45)] * 2
-    for straight, mirrored in zip(looks[::2], looks[1::2], strict=True):
+    views = Inference(scales=(0.5, 1.0, 1.5), flip=True)(model, x, mirror=range(3))
+    assert [tuple(view.shape[2:]) for view in views] == [(10, 15)] * 2 + [(20, 30)] * 2 + [(30, 45)] * 2
+    for straight, mirrored in zip(views[::2], views[1::2], strict=True):
         torch.testing.assert_close(straight, mirrored)
 
 
-def test_the_classes_are_mirrored_too() -> None:
-    looks = Inference(flip=True)(PerPixel(), torch.randn(1, 3, 4, 4), mirror=[0, 2, 1])
-    torch.testing.assert_close(looks[1], looks[0][:, [0, 2, 1]])
+def test_mirrored_views_swap_classes() -> None:
+    views = Inference(flip=True)(PerPixel(), torch.randn(1, 3, 4, 4), mirror=[0, 2, 1])
+    torch.testing.assert_close(views[1], views[0][:, [0, 2, 1]])
 
 
 @pytest.mark.parametrize("strip", [1, 100, 10**9])
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (40, 33), (3, 64)])
-def test_probabilities_rows_by_rows_are_those_of_the_whole(
+def test_strips_equal_the_whole_image(
     monkeypatch: pytest.MonkeyPatch, strip: int, size: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(module, "STRIP", strip)
     generator = torch.Generator().manual_seed(0)
-    looks = [torch.randn(4, h, w, generator=generator) for h, w in ((9, 7), (16, 3), (1, 1))]
-    expected = torch.stack([F.interpolate(x[None], size, mode="bilinear")[0].softmax(0) for x in looks]).mean(
+    views = [torch.randn(4, h, w, generator=generator) for h, w in ((9, 7), (16, 3), (1, 1))]
+    expected = torch.stack([F.interpolate(x[None], size, mode="bilinear")[0].softmax(0) for x in views]).mean(
         0
     )
     expected = expected.permute(1, 2, 0)  # (H, W, classes)
-    parts = list(probabilities(looks, size))
+    parts = list(probabilities(views, size))
     assert [rows.start for rows, _ in parts] == sorted(rows.start for rows, _ in parts)
     torch.testing.assert_close(torch.cat([share for _, share in parts]), expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1), (2000, 30), (33, 17)])
+@pytest.mark.parametrize("size", [(1, 1), (2000, 3), (33, 17)])
 @pytest.mark.parametrize("inference", [Inference(), Inference(scales=(0.5, 1.25), flip=True, window=48)])
 @pytest.mark.parametrize("head", ["fpn", "vt_fpn", "upernet"])
 def test_images_of_any_size(size: tuple[int, int], inference: Inference, head: str) -> None:
@@ -129,7 +129,7 @@ def test_images_of_any_size(size: tuple[int, int], inference: Inference, head: s
     assert int(labels.max()) < 5
 
 
-def test_a_large_image_of_many_classes_never_exists_as_a_whole() -> None:
+def test_memory_of_a_large_image_is_bounded() -> None:
     """2000² pixels of 60 classes are 240 million probabilities; a strip of them is enough."""
     model = PerPixel(classes=60)
     image = Image.new("RGB", (2000, 2000), "teal")
@@ -139,7 +139,7 @@ def test_a_large_image_of_many_classes_never_exists_as_a_whole() -> None:
     assert largest.numel <= max(module.STRIP, 3 * 2000 * 2000)
 
 
-def test_the_truth_of_a_simple_picture() -> None:
+def test_predict_on_a_simple_picture() -> None:
     """A model that calls bright pixels 1 draws the bright half exactly, up to one smooth edge."""
     model = PerPixel(classes=2)
     with torch.no_grad():

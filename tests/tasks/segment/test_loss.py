@@ -39,7 +39,7 @@ def slow(logits: Tensor, masks: Tensor, weights: list[float], smoothing: float) 
 
 @pytest.mark.parametrize("weights", [None, [0.5, 2.0, 0.0, 1.0]])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_mean_over_pixels_with_a_class(weights: list[float] | None, smoothing: float) -> None:
+def test_mean_over_labelled_pixels(weights: list[float] | None, smoothing: float) -> None:
     logits, masks = example()
     given = None if weights is None else torch.tensor(weights)
     expected = slow(logits, masks, weights or [1.0] * CLASSES, smoothing)
@@ -48,7 +48,7 @@ def test_mean_over_pixels_with_a_class(weights: list[float] | None, smoothing: f
     )
 
 
-def test_what_is_ignored_gets_no_gradient() -> None:
+def test_ignored_pixels_get_no_gradient() -> None:
     logits, masks = example()
     logits.requires_grad_()
     loss_of(logits, masks).backward()
@@ -58,7 +58,7 @@ def test_what_is_ignored_gets_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.0, 0.0, 1.0, 1.0])])
-def test_nothing_to_learn_from_is_zero(weights: Tensor | None) -> None:
+def test_loss_without_labels_is_zero(weights: Tensor | None) -> None:
     """All pixels are ignored, or all are of classes without weight."""
     logits, masks = example()
     logits.requires_grad_()

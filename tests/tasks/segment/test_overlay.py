@@ -9,14 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from visualtokens.data.segmentation_transforms import read_mask
+from visualtokens.data.decode import read_mask
 from visualtokens.errors import UserError
 from visualtokens.tasks.segment import index_image, overlay, palette, save_prediction
 
 NAMES = ["pet", "background", "border"]
 
 
-def test_colours_differ_and_do_not_depend_on_the_count() -> None:
+def test_palette_is_distinct_and_independent_of_the_count() -> None:
     colours = palette(255)
     assert colours.shape == (255, 3)
     assert len({tuple(c) for c in colours.tolist()}) == 255
@@ -27,7 +27,7 @@ def test_colours_differ_and_do_not_depend_on_the_count() -> None:
     assert gaps.min() > 60  # of 765
 
 
-def test_numbers_can_be_read_again(tmp_path: Path) -> None:
+def test_indices_can_be_read_again(tmp_path: Path) -> None:
     labels = torch.randint(150, (9, 7), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     image = index_image(labels, classes=150)
     image.save(tmp_path / "x.png")
@@ -49,7 +49,7 @@ def test_overlay_tints_each_pixel_by_its_class() -> None:
     assert out[2, 3].sum() < 0.5 * out[2, 2].sum()  # a line between the classes
 
 
-def test_legend_names_what_is_there() -> None:
+def test_legend_names_present_classes() -> None:
     labels = torch.zeros(50, 300, dtype=torch.uint8)
     plain = overlay(Image.new("RGB", (300, 50)), labels, classes=NAMES, legend=False)
     one = overlay(Image.new("RGB", (300, 50)), labels, classes=NAMES)
@@ -74,6 +74,6 @@ def test_any_size(size: tuple[int, int], tmp_path: Path) -> None:
     assert overlay(Image.new("RGB", size), ignored, classes=NAMES).size == size
 
 
-def test_labels_must_fit() -> None:
+def test_labels_must_match_the_image() -> None:
     with pytest.raises(UserError, match="labels of 3×4 do not fit an image of 5×6"):
         overlay(Image.new("RGB", (6, 5)), torch.zeros(3, 4), classes=NAMES)

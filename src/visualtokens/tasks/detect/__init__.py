@@ -1,4 +1,4 @@
-"""Boxes and masks of objects: detectors, their evaluation and pictures. Also as ``visualtokens.detect``."""
+"""Boxes and masks of objects: detectors, evaluation, prediction. Also ``visualtokens.detect``."""
 
 from visualtokens.tasks.detect.create import create
 from visualtokens.tasks.detect.detections import Detections, draw, predict

@@ -1,4 +1,4 @@
-"""Cascade Mask R-CNN: three region heads, each refining the boxes of the one before it."""
+"""Cascade Mask R-CNN: three region heads, each of which refines the boxes of the previous one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_inference, maskrcnn_loss
 from torchvision.ops import clip_boxes_to_image, remove_small_boxes
 
-from visualtokens.tasks.backbone import Backbone
 from visualtokens.tasks.detect.detectors import (
     Detection,
     DetectorOptions,
@@ -19,18 +18,19 @@ from visualtokens.tasks.detect.detectors import (
     proposals,
     region_heads,
 )
+from visualtokens.tasks.timm_models import Backbone
 
-IOUS = (0.5, 0.6, 0.7)  # from which a region counts as an object, stage by stage
+IOUS = (0.5, 0.6, 0.7)  # positive regions of each stage
 BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)
-SMALLEST = 1e-2  # side of a box that the next stage may learn from
+MIN_BOX_SIDE = 1e-2  # smaller boxes are not passed to the next training stage
 
 Size = tuple[int, int]
 Levels = Mapping[str, Tensor]
 
 
 class CascadeMaskRCNN(GeneralizedRCNN):
-    """Mask R-CNN whose second half runs three times, each time demanding more overlap of its regions."""
+    """Mask R-CNN with three region heads in a row, at increasing IoU thresholds."""
 
     has_masks = True
 
@@ -44,11 +44,11 @@ class CascadeMaskRCNN(GeneralizedRCNN):
 
 
 class CascadeHeads(nn.Module):
-    """Three of torchvision's region heads in a row. All classes share the box that a stage gives.
+    """Three of torchvision's region heads in a row, with class-agnostic boxes.
 
-    To train, every stage samples its regions anew from what the stage before made of them. Otherwise the
-    classes are the mean of the three stages, the boxes are the last one's, and so are the regions of the
-    masks, which are the mean of the three again.
+    In training every stage samples regions from the boxes of the previous stage. In evaluation class
+    probabilities are the mean over the stages, boxes are those of the last stage, and masks the mean over
+    the stages on these boxes.
     """
 
     def __init__(self, backbone: PyramidBackbone, options: DetectorOptions) -> None:
@@ -66,7 +66,7 @@ class CascadeHeads(nn.Module):
         image_shapes: list[Size],
         targets: list[Detection] | None = None,
     ) -> tuple[list[Detection], dict[str, Tensor]]:
-        """What torchvision's ``RoIHeads`` gives: detections, or losses in training mode."""
+        """Return detections and losses like torchvision's ``RoIHeads``; one of them is empty."""
         if self.training:
             return [], self._losses(features, proposals, image_shapes, targets)
         return self._detect(features, proposals, image_shapes), {}
@@ -81,13 +81,13 @@ class CascadeHeads(nn.Module):
         losses = {}
         for number, (stage, weight) in enumerate(zip(self._heads, LOSS_WEIGHTS, strict=True), start=1):
             regions, matched, labels, wanted = stage.select_training_samples(regions, targets)
-            logits, offsets = _look(stage, features, regions, sizes)
+            logits, offsets = _predict(stage, features, regions, sizes)
             label_loss, box_loss = fastrcnn_loss(logits, _for_every_class(offsets, logits), labels, wanted)
             mask_loss = _mask_loss(stage, features, regions, sizes, matched, labels, targets or [])
             for name, loss in (("classifier", label_loss), ("box_reg", box_loss), ("mask", mask_loss)):
                 losses[f"loss_{name}_{number}"] = weight * loss
             regions = [
-                box[remove_small_boxes(box, SMALLEST)] for box in _move(stage, offsets, regions, sizes)
+                box[remove_small_boxes(box, MIN_BOX_SIDE)] for box in _refine(stage, offsets, regions, sizes)
             ]
         return losses
 
@@ -95,9 +95,9 @@ class CascadeHeads(nn.Module):
         probabilities = []
         for stage in self._heads:
             seen = regions
-            logits, offsets = _look(stage, features, seen, sizes)
+            logits, offsets = _predict(stage, features, seen, sizes)
             probabilities.append(logits.softmax(1))
-            regions = _move(stage, offsets, seen, sizes)
+            regions = _refine(stage, offsets, seen, sizes)
         mean = torch.stack(probabilities).mean(0)  # (regions, classes + 1)
         # `postprocess_detections` takes logits, and the softmax of log p is p
         boxes, scores, labels = stage.postprocess_detections(
@@ -112,27 +112,27 @@ class CascadeHeads(nn.Module):
     def _masks(
         self, features: Levels, boxes: list[Tensor], sizes: list[Size], labels: list[Tensor]
     ) -> list[Tensor]:
-        """The mean of the stages' probabilities: ``(n, 1, 28, 28)`` per image."""
-        pooled = self._heads[0].mask_roi_pool(features, boxes, sizes)  # it has no parameters: all are alike
+        """Return the mean mask probabilities of the stages: ``(n, 1, 28, 28)`` per image."""
+        pooled = self._heads[0].mask_roi_pool(features, boxes, sizes)  # no parameters: the same in all stages
         logits = (stage.mask_predictor(stage.mask_head(pooled)) for stage in self._heads)
         found = [maskrcnn_inference(each, labels) for each in logits]
         return [torch.stack(masks).mean(0) for masks in zip(*found, strict=True)]
 
 
-def _look(
+def _predict(
     stage: RoIHeads, features: Levels, regions: list[Tensor], sizes: list[Size]
 ) -> tuple[Tensor, Tensor]:
-    """Logits ``(regions, classes + 1)`` and box offsets ``(regions, 4)``."""
+    """Return logits ``(regions, classes + 1)`` and box offsets ``(regions, 4)``."""
     return stage.box_predictor(stage.box_head(stage.box_roi_pool(features, regions, sizes)))
 
 
 def _for_every_class(offsets: Tensor, logits: Tensor) -> Tensor:
-    """``(regions, 4)`` to ``(regions, 4 · (classes + 1))``: torchvision expects a box for each class."""
+    """Repeat ``(regions, 4)`` to ``(regions, 4 · (classes + 1))``: torchvision expects a box per class."""
     return offsets.repeat(1, logits.shape[1])
 
 
-def _move(stage: RoIHeads, offsets: Tensor, regions: list[Tensor], sizes: list[Size]) -> list[Tensor]:
-    """The regions where a stage wants them, inside the image. No gradient passes, as in Mask R-CNN's own."""
+def _refine(stage: RoIHeads, offsets: Tensor, regions: list[Tensor], sizes: list[Size]) -> list[Tensor]:
+    """Return the refined boxes, clipped to the image and detached like the proposals of Mask R-CNN."""
     moved = stage.box_coder.decode(offsets.detach(), regions)[:, 0]  # (regions, 4)
     parts = moved.split([len(each) for each in regions])
     return [clip_boxes_to_image(part, size) for part, size in zip(parts, sizes, strict=True)]
@@ -147,7 +147,7 @@ def _mask_loss(
     labels: list[Tensor],
     targets: list[Detection],
 ) -> Tensor:
-    """Of the regions that are objects."""
+    """Return the mask loss of the positive regions."""
     positive = [each > 0 for each in labels]
     objects = [each[which] for each, which in zip(regions, positive, strict=True)]
     matched = [each[which] for each, which in zip(matched, positive, strict=True)]

@@ -1,4 +1,4 @@
-"""Making a detector by name."""
+"""Detectors by name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from visualtokens.errors import UserError, unknown
-from visualtokens.tasks.backbone import Backbone, check_options
 from visualtokens.tasks.detect.cascade import CascadeMaskRCNN
 from visualtokens.tasks.detect.detectors import DetectorOptions, MaskRCNN, RetinaNet
+from visualtokens.tasks.timm_models import Backbone
 
 Detector = MaskRCNN | CascadeMaskRCNN | RetinaNet
 
@@ -34,33 +34,32 @@ def create(
     out_indices: Sequence[int] | None = None,
     backbone_args: Mapping[str, Any] | None = None,
 ) -> Detector:
-    """A detector of ``classes`` kinds of objects, used as torchvision's are.
+    """Return a detector of ``classes`` classes with the interface of torchvision's detectors.
 
     >>> model = visualtokens.detect.create("mask_rcnn", backbone="paca_vit_b0", classes=80)
     >>> losses = model(images, targets)      # in training mode
     >>> found = model.eval()(images)         # a dict per image: boxes, labels, scores, masks
 
     ``detector`` is ``mask_rcnn``, ``cascade_mask_rcnn`` or ``retinanet`` (boxes only); ``backbone`` any
-    model of timm, ours included, that gives maps; ``pretrained`` loads timm's weights for it.
-    ``images`` are a list of ``(3, H, W)`` from 0 to 1, of any sizes. Labels count from 1, as torchvision's
-    do: 0 is the background. Masks are ``(n, H, W)`` bool. In training mode images keep the size they come
-    with; otherwise the short side becomes ``short`` unless the long one would then exceed ``long``, and
-    findings are in pixels of the image as it came. A smaller detector has fewer channels (``width``), a
-    narrower box head (``hidden``) and learns from fewer ``regions`` per image. ``out_indices`` chooses other
-    maps than those of stride 4 and coarser; ``backbone_args`` go to ``timm.create_model``.
+    timm model, ours included, that returns feature maps; ``pretrained`` loads timm's weights for it.
+    ``images`` are a list of ``(3, H, W)`` from 0 to 1, of any sizes. Labels count from 1, as in torchvision;
+    0 is the background. Masks are ``(n, H, W)`` bool. In training mode images are not resized; in eval mode
+    the short side becomes ``short`` unless the long one would exceed ``long``, and detections are in pixels
+    of the original image. A smaller detector has fewer channels (``width``), a narrower box head
+    (``hidden``) and samples fewer ``regions`` per image. ``out_indices`` selects other maps than those of
+    stride 4 and coarser; ``backbone_args`` are passed to ``timm.create_model``.
     """
     if detector not in DETECTORS:
         raise unknown("detector", detector, DETECTORS)
     options = DetectorOptions(
         classes=classes, short=short, long=long, width=width, hidden=hidden, regions=regions
     )
-    check_options(backbone_args or {})
     body = Backbone(backbone, pretrained=pretrained, out_indices=out_indices, options=backbone_args)
     return DETECTORS[detector](body, options)
 
 
 def build(detector: str, *, classes: int, model_args: Mapping[str, Any]) -> Detector:
-    """:func:`create` with arguments from a configuration or a checkpoint, which may be wrong."""
+    """Call :func:`create` with unchecked arguments from a configuration or a checkpoint."""
     options = [name for name in inspect.signature(create).parameters if name not in ("detector", "classes")]
     for name in model_args:
         if name not in options:

@@ -1,4 +1,4 @@
-"""Objects and detections, between this library and torchvision's detectors, whose labels count from 1."""
+"""Detections of one image: from torchvision's detectors, whose labels count from 1, and drawn on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import colorsys
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,28 +18,31 @@ from torchvision.transforms.v2 import functional
 from visualtokens.data.detection import Objects, to_floats
 from visualtokens.errors import UserError
 from visualtokens.tasks.detect.detectors import Detection
+from visualtokens.tasks.task import Prediction
+
+SCORE = 0.5  # default threshold of a prediction
 
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """The n objects that a detector sees on an image, the surest first."""
+    """The n objects that a detector finds on an image, highest score first."""
 
     boxes: Tensor  # (n, 4) float32: left, top, right, bottom in pixels
-    labels: Tensor  # (n,) int64: which of the classes, from 0
+    labels: Tensor  # (n,) int64: class indices from 0
     scores: Tensor  # (n,) float32: 0 to 1
-    masks: Tensor | None  # (n, H, W) bool; None of a detector of boxes
+    masks: Tensor | None  # (n, H, W) bool; None for a detector without masks
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def above(self, score: float) -> Detections:
-        """Those whose score is at least this."""
+        """Return the detections with at least this score."""
         keep = self.scores >= score
         masks = None if self.masks is None else self.masks[keep]
         return Detections(self.boxes[keep], self.labels[keep], self.scores[keep], masks)
 
     def to_dicts(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        """Ready for JSON: class, score, box, and the pixels of the mask if there is one."""
+        """Return class, score, box and mask area of every detection as JSON values."""
         dicts: list[dict[str, Any]] = []
         for i, (box, label, score) in enumerate(
             zip(self.boxes.tolist(), self.labels.tolist(), self.scores.tolist(), strict=True)
@@ -49,7 +53,7 @@ class Detections:
 
 
 def from_detector(found: Detection) -> Detections:
-    """What a detector gave for one image, on the CPU."""
+    """Return the output of a detector for one image, on the CPU and sorted by score."""
     order = found["scores"].argsort(descending=True, stable=True)
     found = {name: value[order].cpu() for name, value in found.items()}
     return Detections(
@@ -58,18 +62,15 @@ def from_detector(found: Detection) -> Detections:
 
 
 def to_target(objects: Objects) -> Detection:
-    """What a detector is to learn from one image."""
+    """Return the objects of one image as the training target of a detector."""
     target = {"boxes": objects.boxes, "labels": objects.labels + 1}
     if objects.masks is not None:
         target["masks"] = objects.masks.to(torch.uint8)
     return target
 
 
-# What a detector sees on one image.
-
-
-def predict(model: nn.Module, image: Image.Image, *, score: float = 0.5) -> Detections:
-    """The objects on an RGB image that the detector is sure enough about, on the device it is on."""
+def predict(model: nn.Module, image: Image.Image, *, score: float = SCORE) -> Detections:
+    """Return the objects on an RGB image with at least this score, on the device of the model."""
     if not 0 <= score <= 1:
         raise UserError(f"score={score} is not between 0 and 1")
     if model.training:
@@ -79,25 +80,51 @@ def predict(model: nn.Module, image: Image.Image, *, score: float = 0.5) -> Dete
         return from_detector(model([to_floats(pixels)])[0]).above(score)
 
 
-# Detections on the image they were found on.
+@dataclass(frozen=True, eq=False)
+class ImageDetections(Prediction):
+    """The detections on one image, with the names of the classes."""
 
-READABLE = 480  # short side from which on labels can be read; smaller images are enlarged
-TURN = (math.sqrt(5) - 1) / 2  # of the colour circle from one class to the next: neighbours differ most
-TINT = 0.45  # of a mask
+    detections: Detections
+    classes: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"objects": self.detections.to_dicts(self.classes)}
+
+    def text(self) -> str:
+        objects = self.detections.to_dicts(self.classes)
+        lines = [f"  {o['score']:6.1%}  {o['class']}  at {', '.join(map(str, o['box']))}" for o in objects]
+        return "\n".join(lines or ["  no object above the score threshold"])
+
+    def draw(self, image: Image.Image) -> Image.Image:
+        """Return the image with the mask, box, class and score of every detection."""
+        return draw(image, self.detections, self.classes)
+
+    def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = folder / f"{name}_objects.png"
+        self.draw(image).save(picture)
+        return {"picture": picture}
+
+
+# Drawing.
+
+MIN_DRAWN_SIDE = 480  # smaller images are enlarged so that labels can be read
+HUE_STEP = (math.sqrt(5) - 1) / 2  # golden ratio: hues of neighbouring classes are far apart
+TINT = 0.45  # opacity of a mask
 RGB = tuple[int, int, int]
 Rectangle = tuple[float, float, float, float]
 
 
 def draw(image: Image.Image, detections: Detections, classes: Sequence[str]) -> Image.Image:
-    """A copy of the image with the mask, box, class and score of every detection, a colour per class.
+    """Return a copy of the image with the mask, box, class and score of every detection.
 
-    A small image is enlarged, by a whole factor, so that the labels can be read.
+    Every class has its colour. A small image is enlarged by an integer factor.
     """
-    factor = max(1, math.ceil(READABLE / min(image.size)))
+    factor = max(1, math.ceil(MIN_DRAWN_SIDE / min(image.size)))
     size = (image.width * factor, image.height * factor)
     picture = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
     colours = [_colour(label) for label in detections.labels.tolist()]
-    order = range(len(detections) - 1, -1, -1)  # the surest on top
+    order = range(len(detections) - 1, -1, -1)  # the highest score on top
     if detections.masks is not None:
         for i in order:
             _tint(picture, detections.masks[i].numpy(), colours[i])
@@ -116,17 +143,17 @@ def draw(image: Image.Image, detections: Detections, classes: Sequence[str]) -> 
 
 
 def truth(boxes: torch.Tensor, labels: torch.Tensor, masks: torch.Tensor | None) -> Detections:
-    """Annotated objects as if they had been found, to be drawn beside what was."""
+    """Return annotated objects as detections of score 1, to draw them."""
     return Detections(boxes, labels, torch.ones(len(labels)), masks)
 
 
 def _colour(label: int) -> RGB:
-    red, green, blue = colorsys.hsv_to_rgb(label * TURN % 1, 0.75, 0.95)
+    red, green, blue = colorsys.hsv_to_rgb(label * HUE_STEP % 1, 0.75, 0.95)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def _tint(picture: Image.Image, mask: np.ndarray, colour: RGB) -> None:
-    """Colour the pixels of a mask, its outline fully."""
+    """Tint the pixels of a mask; its outline is opaque."""
     shape = Image.fromarray(mask.astype(np.uint8) * 255).resize(picture.size, Image.Resampling.BILINEAR)
     shape = shape.point(lambda value: 255 if value >= 128 else 0)
     outline = np.asarray(shape.filter(ImageFilter.MaxFilter(3))) != np.asarray(
@@ -138,7 +165,7 @@ def _tint(picture: Image.Image, mask: np.ndarray, colour: RGB) -> None:
 
 
 def _inside(box: Sequence[float], size: tuple[int, int]) -> Rectangle:
-    """The box, of at least one pixel, where it can be drawn."""
+    """Return the box clipped to the picture, at least one pixel large."""
     left, right = (min(max(x, 0), size[0] - 1) for x in (box[0], box[2]))
     top, bottom = (min(max(y, 0), size[1] - 1) for y in (box[1], box[3]))
     return left, top, max(left, right), max(top, bottom)
@@ -153,7 +180,7 @@ def _write(
     size: tuple[int, int],
     taken: list[Rectangle],
 ) -> None:
-    """A label at the box, where it covers no other label if there is such a place."""
+    """Write a label at a corner of the box, if possible where it overlaps no other label."""
     left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
     pad = 3
     width, height = right - left + 2 * pad, bottom - top + 2 * pad
@@ -176,7 +203,7 @@ def _write(
 
 
 def _place(corner: tuple[float, float], label: tuple[float, float], size: tuple[int, int]) -> Rectangle:
-    """A label with its left top corner there, moved so that it lies on the picture."""
+    """Return the rectangle of a label with this top left corner, moved into the picture."""
     x = max(0, min(corner[0], size[0] - label[0]))
     y = max(0, min(corner[1], size[1] - label[1]))
     return x, y, x + label[0], y + label[1]

@@ -1,4 +1,4 @@
-"""Mask R-CNN: propose regions, then tell the class, box and mask of each."""
+"""Mask R-CNN and RetinaNet from torchvision's parts on any timm backbone."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from torchvision.transforms.v2 import functional
 
 from visualtokens.data.detection import fit
 from visualtokens.errors import UserError
-from visualtokens.tasks.backbone import Backbone
+from visualtokens.tasks.timm_models import Backbone, preprocess_for
 
-# What a detector is built with, besides its backbone.
+Detection = dict[str, Tensor]  # the detections or the targets of one image
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorOptions:
-    """The defaults are those that COCO is trained with everywhere; smaller ones suit smaller images."""
+    """Sizes of a detector. The defaults are those usual for COCO; smaller ones suit smaller images."""
 
     classes: int
-    short: int = 800  # side of the images that it sees, unless the long one would exceed ``long``
+    short: int = 800  # short side of the input, unless the long side would exceed ``long``
     long: int = 1333
     width: int = 256  # channels of the pyramid and of the heads' convolutions
     hidden: int = 1024  # of the box head
-    regions: int = 512  # to learn from, per image; four times as many are proposed
+    regions: int = 512  # sampled per training image; four times as many are proposed
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -50,26 +50,26 @@ class DetectorOptions:
             raise UserError(f"long={self.long} is less than short={self.short}")
 
 
-# The parts that Mask R-CNN and Cascade Mask R-CNN share, all of them torchvision's.
+# Parts of Mask R-CNN and Cascade Mask R-CNN.
 
 ASPECTS = (0.5, 1.0, 2.0)  # height to width of the anchors
 ANCHOR = 8  # side of an anchor in strides of its level: 32 pixels at stride 4
-BOX_SIDE, MASK_SIDE = 7, 14  # of what is pooled from a region
-SCORE = 0.05  # detections below are left out
+BOX_SIDE, MASK_SIDE = 7, 14  # of the pooled features of a region
+MIN_SCORE = 0.05  # detections below are dropped
 NMS = 0.5
-MOST_DETECTIONS = 100
+MAX_DETECTIONS = 100
 
 
 def fit_images(backbone: PyramidBackbone, options: DetectorOptions) -> FitImages:
-    """Images as the backbone expects them."""
-    cfg = backbone.body.pretrained_cfg
-    return FitImages(short=options.short, long=options.long, mean=cfg["mean"], std=cfg["std"])
+    """Return the input transform of the backbone."""
+    own = preprocess_for(backbone.body)
+    return FitImages(short=options.short, long=options.long, mean=own.mean, std=own.std)
 
 
 def proposals(backbone: PyramidBackbone, options: DetectorOptions) -> RegionProposalNetwork:
-    """Where objects might be: three anchors of one size at every position of every level.
+    """Return the region proposal network: three anchors of one size at every position of every level.
 
-    Four times as many regions as are learned from, at most COCO's 2000, and 1000 to detect.
+    It proposes four times the sampled regions, at most 2000 in training and 1000 in evaluation, as for COCO.
     """
     training, testing = min(2000, 4 * options.regions), min(1000, 4 * options.regions)
     sizes = tuple((ANCHOR * stride,) for stride in backbone.strides)
@@ -94,9 +94,9 @@ def region_heads(
     iou: float = 0.5,
     box_weights: Sequence[float] = (10.0, 10.0, 5.0, 5.0),
 ) -> RoIHeads:
-    """What is in a region: its class, its box, its mask. A region is an object from this ``iou`` on.
+    """Return the heads that predict the class, box and mask of a region.
 
-    ``box_weights`` scale the four numbers of a box that are learned.
+    Regions with at least this ``iou`` are positive. ``box_weights`` scale the four box regression targets.
     """
     width, labels = options.width, options.classes + 1  # 0 is the background
     return RoIHeads(
@@ -108,9 +108,9 @@ def region_heads(
         batch_size_per_image=options.regions,
         positive_fraction=0.25,
         bbox_reg_weights=tuple(box_weights),
-        score_thresh=SCORE,
+        score_thresh=MIN_SCORE,
         nms_thresh=NMS,
-        detections_per_img=MOST_DETECTIONS,
+        detections_per_img=MAX_DETECTIONS,
         mask_roi_pool=region_pool(backbone, MASK_SIDE),
         mask_head=MaskRCNNHeads(width, (width,) * 4, 1),
         mask_predictor=MaskRCNNPredictor(width, width, labels),
@@ -118,9 +118,9 @@ def region_heads(
 
 
 def region_pool(backbone: PyramidBackbone, side: int) -> MultiScaleRoIAlign:
-    """RoIAlign from the level that suits the size of a region; the last level is for proposals only.
+    """Return RoIAlign from the level that suits the size of a region; the last level is for proposals only.
 
-    torchvision would infer the strides from the first image it sees, and wrongly if that is a thin one.
+    torchvision would infer the strides from the first image, wrongly if that is very thin.
     """
     strides = backbone.strides[:-1]
     pool = MultiScaleRoIAlign([str(stride) for stride in strides], output_size=side, sampling_ratio=2)
@@ -143,7 +143,7 @@ class MaskRCNN(GeneralizedRCNN):
         return self.backbone.no_weight_decay("backbone.")
 
 
-# RetinaNet: boxes straight from the levels of the pyramid, no regions and no masks.
+# RetinaNet: boxes directly from the levels of the pyramid, without regions and masks.
 
 RETINANET_ANCHOR = 4  # side of the smallest anchor in strides of its level: 32 pixels at stride 8
 FINEST = 8
@@ -152,7 +152,7 @@ FINEST = 8
 class RetinaNet(retinanet.RetinaNet):
     """torchvision's RetinaNet on any backbone, with nine anchors at every position.
 
-    It has no output for the background, which torchvision leaves unused; labels count from 1 all the same.
+    It has no background output, which torchvision's has but never uses; labels still count from 1.
     """
 
     has_masks = False
@@ -166,9 +166,9 @@ class RetinaNet(retinanet.RetinaNet):
             backbone,
             options.classes,
             anchor_generator=AnchorGenerator(sizes, (ASPECTS,) * len(sizes)),
-            score_thresh=SCORE,
+            score_thresh=MIN_SCORE,
             nms_thresh=NMS,
-            detections_per_img=MOST_DETECTIONS,
+            detections_per_img=MAX_DETECTIONS,
         )
         self.transform = fit_images(backbone, options)
 
@@ -191,19 +191,18 @@ class RetinaNet(retinanet.RetinaNet):
         return self.backbone.no_weight_decay("backbone.")
 
 
-# What a detector does to images before it looks at them, and to its findings afterwards.
+# Input and output transforms.
 
-Detection = dict[str, Tensor]
 THRESHOLD = 0.5  # of a mask's probability
 DIVISOR = 32  # the sides of a batch are padded to multiples of it
 
 
 class FitImages(GeneralizedRCNNTransform):
-    """Normalises, resizes and pads images; afterwards brings boxes and masks back to the original size.
+    """Normalises, resizes and pads images; maps boxes and masks back to the original size.
 
-    To train, images keep the size they come with: whoever varies their size varies their objects too
-    (``data.detection_sizes.Sizing``). Otherwise the short side becomes ``short``, unless the long one would
-    then exceed ``long``.
+    In training mode images are not resized, because augmentation resizes them with their objects
+    (``data.detection.Sizing``). In eval mode the short side becomes ``short``, unless the long one would
+    exceed ``long``.
     """
 
     def __init__(self, *, short: int, long: int, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -223,7 +222,7 @@ class FitImages(GeneralizedRCNNTransform):
         image_shapes: list[tuple[int, int]],
         original_image_sizes: list[tuple[int, int]],
     ) -> list[Detection]:
-        """Boxes ``(n, 4)`` and masks ``(n, H, W)`` bool in pixels of the image as it came."""
+        """Return boxes ``(n, 4)`` and masks ``(n, H, W)`` bool in pixels of the original image."""
         if self.training:
             return result
         for found, seen, original in zip(result, image_shapes, original_image_sizes, strict=True):
@@ -234,9 +233,9 @@ class FitImages(GeneralizedRCNNTransform):
 
 
 def _paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Probabilities ``(n, 1, 28, 28)`` inside boxes to masks ``(n, H, W)`` bool.
+    """Paste probabilities ``(n, 1, 28, 28)`` into their boxes; return masks ``(n, H, W)`` bool.
 
-    One at a time: as floats, a hundred of a large photograph would take gigabytes.
+    One at a time: a hundred float masks of a large photograph would take gigabytes.
     """
     pasted = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
     for i in range(len(masks)):
@@ -244,17 +243,17 @@ def _paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     return pasted
 
 
-# Any backbone of timm's registry, which holds ours, under a feature pyramid.
+# The feature pyramid on a timm backbone.
 
-COARSEST = 64  # stride of the last level; a backbone that ends before it is pooled down to it
+COARSEST = 64  # stride of the last level; coarser levels than the backbone's are pooled
 
 
 class PyramidBackbone(nn.Module):
     """Images to the levels of a feature pyramid, finest first, of ``strides`` and ``width`` channels.
 
-    Of several maps of the backbone with the same stride, the deepest is used; those finer than ``finest``
-    are not. What the backbone lacks to stride 64 is pooled from its coarsest level, as Mask R-CNN does with
-    its fifth; ``convolved`` adds two levels by convolution instead, as RetinaNet does.
+    Of several maps with the same stride the deepest is used; maps finer than ``finest`` are not. Missing
+    levels up to stride 64 are pooled from the coarsest one, like the fifth level of Mask R-CNN;
+    ``convolved`` adds two levels by convolution instead, as RetinaNet does.
     """
 
     def __init__(self, body: Backbone, *, width: int = 256, finest: int = 4, convolved: bool = False) -> None:
@@ -264,8 +263,8 @@ class PyramidBackbone(nn.Module):
         deepest = {stride: i for i, stride in enumerate(body.strides)}  # the last of a stride wins
         usable = [s for s in deepest if s >= finest] or [max(deepest)]
         _check_strides(usable)
-        self._take = {str(stride): deepest[stride] for stride in usable}
-        channels = [body.channels[i] for i in self._take.values()]
+        self._levels = {str(stride): deepest[stride] for stride in usable}
+        channels = [body.channels[i] for i in self._levels.values()]
         extra: ExtraFPNBlock
         if convolved:
             more = [2 * usable[-1], 4 * usable[-1]]
@@ -277,12 +276,12 @@ class PyramidBackbone(nn.Module):
         self.fpn = FeaturePyramidNetwork(channels, width, extra)
 
     def no_weight_decay(self, prefix: str = "") -> set[str]:
-        """The parameters that the backbone wants left alone, by their names behind ``prefix``."""
+        """Return the names, after ``prefix``, of parameters that the backbone exempts from weight decay."""
         return {f"{prefix}body.{name}" for name in self.body.no_weight_decay()}
 
     def forward(self, images: Tensor) -> OrderedDict[str, Tensor]:
         maps = self.body(images)
-        return self.fpn(OrderedDict((name, maps[i]) for name, i in self._take.items()))
+        return self.fpn(OrderedDict((name, maps[i]) for name, i in self._levels.items()))
 
 
 def _check_strides(strides: Sequence[int]) -> None:
@@ -295,7 +294,7 @@ def _check_strides(strides: Sequence[int]) -> None:
 
 
 class _Pooled(ExtraFPNBlock):
-    """Every second position of the level before, once for each of these strides, which name the levels."""
+    """Adds a level for each stride: every second position of the level before."""
 
     def __init__(self, strides: Sequence[int]) -> None:
         super().__init__()

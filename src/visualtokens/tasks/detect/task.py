@@ -1,4 +1,4 @@
-"""Detection as a task of the training engine, and its models from checkpoints."""
+"""Detection as a task: models, data, loss and prediction."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from torch import nn
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms.v2 import functional
 
-from visualtokens.data import Loader
+from visualtokens.data import Loader, Split, open_detection
 from visualtokens.data.detection import (
     DetectionBatch,
     DetectionDataset,
@@ -16,23 +18,122 @@ from visualtokens.data.detection import (
     create_detection_loader,
     to_floats,
 )
-from visualtokens.errors import UserError
-from visualtokens.tasks.detect.create import Detector, build
-from visualtokens.tasks.detect.detections import to_target
+from visualtokens.errors import UserError, unknown
+from visualtokens.tasks.detect.create import DETECTORS, Detector, build
+from visualtokens.tasks.detect.detections import SCORE, ImageDetections, predict, to_target
 from visualtokens.tasks.detect.evaluate import Evaluation, evaluate
-from visualtokens.tasks.task import Loading, Loss, Task
+from visualtokens.tasks.initialize import initialize_dense
+from visualtokens.tasks.options import TaskOptions
+from visualtokens.tasks.task import Checkpoint, Loading, Loss, Task, Training, register_task
 
-FIRST_WEIGHTS = "pretrained"  # fetches a file: where a model starts is no part of it
+# In the names of the weights that depend on the classes.
+HEADS = ("_predictor.", "classification_head.cls_logits.")
 
 
-class Detect(Task[DetectionBatch, Evaluation]):
-    """Train a detector of objects."""
+class Detect(Task):
+    """Boxes and masks of objects. ``model`` is a detector, ``model_args`` are those of ``detect.create``.
+
+    ``size`` is the short side of the images, ``augment`` none, photo or multiscale.
+    """
 
     name = "detect"
     score = "box_ap"
+    unused = (
+        *("auto_augment", "random_erasing", "mixup", "cutmix", "teacher", "distill", "distill_temperature"),
+        *("label_smoothing", "loss_args"),
+    )
+    predict_options = ("score",)
+    draws = True
+    eval_batch = 4
+
+    def open(self, options: TaskOptions) -> DetectTraining:
+        if options.model not in DETECTORS:
+            raise unknown("detector", options.model, DETECTORS)
+        masks = DETECTORS[options.model].has_masks
+        train_set, val_set = (open_detection(options.data, split, masks=masks) for split in ("train", "val"))
+        model_args = _model_args(options)
+        model = build(options.model, classes=len(train_set.classes), model_args=model_args)
+        if options.init is not None:
+            initialize_dense(
+                model,
+                options.init,
+                task=self.name,
+                classes=train_set.classes,
+                body="backbone.body.body.",
+                heads=HEADS,
+            )
+        augment = options.augment or ("none" if options.shows_digits else "photo")
+        fit = model.transform
+        return DetectTraining(
+            self,
+            model,
+            detector=options.model,
+            model_args=model_args,
+            train_set=train_set,
+            val_set=val_set,
+            sizing=Sizing.preset(augment, short=fit.min_size[0], long=fit.max_size),
+        )
+
+    def build(self, config: Mapping[str, Any]) -> tuple[Detector, list[str], Any]:
+        detector, classes, model_args = self.described(config)
+        return build(detector, classes=len(classes), model_args=model_args), classes, to_input
+
+    def resize(self, checkpoint: Checkpoint, size: int) -> Checkpoint:
+        """Change the short side of the images that the model sees, in place."""
+        transform: Any = checkpoint.model.transform
+        transform.min_size, transform.max_size = (size,), long_side(size)
+        return checkpoint
+
+    def open_data(self, data: str, split: Split, *, model: nn.Module) -> DetectionDataset:
+        return open_detection(data, split, masks=bool(model.has_masks))
+
+    def loader(
+        self, dataset: DetectionDataset, preprocess: Any, loading: Loading
+    ) -> Loader[DetectionBatch]:
+        return create_detection_loader(dataset, sizing=None, **vars(loading))
+
+    def evaluate(
+        self, checkpoint: Checkpoint, batches: Iterable[DetectionBatch], *, progress: bool | None = None
+    ) -> Evaluation:
+        return evaluate(checkpoint.model, batches, classes=len(checkpoint.classes), progress=progress)
+
+    def predict(
+        self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE
+    ) -> ImageDetections:
+        return ImageDetections(predict(checkpoint.model, image, score=score), checkpoint.classes)
+
+
+def to_input(image: Image.Image) -> Tensor:
+    """Return an RGB image as detectors take it: ``(3, H, W)`` float32 from 0 to 1.
+
+    They resize and normalise it themselves.
+    """
+    return to_floats(functional.pil_to_tensor(image.convert("RGB")))
+
+
+def _model_args(options: TaskOptions) -> dict[str, Any]:
+    """Return ``model_args`` with the image size and the stochastic depth that other options set."""
+    model_args = options.backbone_model_args()
+    if options.size is None:
+        return model_args
+    if "short" in model_args:
+        raise UserError("size and model_args.short are the same option; give one of them")
+    return {"long": long_side(options.size), **model_args, "short": options.size}
+
+
+def long_side(short: int) -> int:
+    """Return the limit of the long side: COCO's 1333 is 5/3 of its 800."""
+    return round(short * 5 / 3)
+
+
+class DetectTraining(Training[DetectionBatch]):
+    """Data and model of a detection run."""
+
+    model: Detector
 
     def __init__(
         self,
+        task: Detect,
         model: Detector,
         *,
         detector: str,
@@ -41,35 +142,12 @@ class Detect(Task[DetectionBatch, Evaluation]):
         val_set: DetectionDataset,
         sizing: Sizing,
     ) -> None:
-        if val_set.classes != train_set.classes:
-            raise UserError(
-                f"{train_set.spec}: the classes of train and val must be the same, in the same order"
-            )
-        self.classes = train_set.classes
-        self.model = model
-        self.images = (len(train_set), len(val_set))
-        self.train_set, self.val_set = train_set, val_set
+        super().__init__(task, model, train_set=train_set, val_set=val_set, preprocess=to_input)
         self.sizing = sizing
-        self._description = describe(detector, classes=self.classes, model_args=model_args)
+        self._description = task.describe(detector, classes=self.classes, model_args=model_args)
 
     def train_loader(self, loading: Loading) -> Loader[DetectionBatch]:
-        return self._loader(self.train_set, self.sizing, loading)
-
-    def val_loader(self, loading: Loading) -> Loader[DetectionBatch]:
-        return self._loader(self.val_set, None, loading)
-
-    def _loader(
-        self, dataset: DetectionDataset, sizing: Sizing | None, loading: Loading
-    ) -> Loader[DetectionBatch]:
-        return create_detection_loader(
-            dataset,
-            sizing=sizing,
-            batch=loading.batch,
-            seed=loading.seed,
-            workers=loading.workers,
-            share=loading.share,
-            pin_memory=loading.pin_memory,
-        )
+        return create_detection_loader(self.train_set, sizing=self.sizing, **vars(loading))
 
     def loss(self, model: nn.Module, batch: DetectionBatch, *, rng: np.random.Generator) -> Loss:
         images = [to_floats(image) for image in batch.images]
@@ -87,28 +165,4 @@ class Detect(Task[DetectionBatch, Evaluation]):
         return self._description
 
 
-def describe(detector: str, *, classes: list[str], model_args: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``config.json`` says about a detector, besides its task and how it was trained."""
-    return {
-        "architecture": detector,
-        "num_classes": len(classes),
-        "label_names": list(classes),
-        "model_args": {name: value for name, value in model_args.items() if name != FIRST_WEIGHTS},
-    }
-
-
-def rebuild(
-    config: Mapping[str, Any], *, sides: Mapping[str, int] | None = None
-) -> tuple[Detector, list[str]]:
-    """The detector that :func:`describe` told about, without its weights, and its classes.
-
-    ``sides`` are other values of ``short`` and ``long``.
-    """
-    try:
-        detector, names = str(config["architecture"]), [str(name) for name in config["label_names"]]
-        model_args = dict(config["model_args"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the configuration of the detector is damaged: {error!r}") from error
-    if FIRST_WEIGHTS in model_args:
-        raise UserError(f"model_args may not hold {FIRST_WEIGHTS!r}; leave it out")
-    return build(detector, classes=len(names), model_args=model_args | dict(sides or {})), names
+register_task(Detect())

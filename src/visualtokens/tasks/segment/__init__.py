@@ -1,4 +1,4 @@
-"""One class per pixel: heads, losses, metrics, inference and pictures. Also as ``visualtokens.segment``."""
+"""One class per pixel: models, loss, evaluation, inference and pictures. Also ``visualtokens.segment``."""
 
 from visualtokens.tasks.segment.create import Segmenter, create
 from visualtokens.tasks.segment.evaluate import SegmentEvaluation, SegmentLoss, evaluate, loss_of

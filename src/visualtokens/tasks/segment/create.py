@@ -1,4 +1,4 @@
-"""Making a segmentation model by name."""
+"""Segmentation models by name: a backbone, a decoder, an optional auxiliary head."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from visualtokens.errors import UserError, unknown
-from visualtokens.tasks.backbone import Backbone, check_options
 from visualtokens.tasks.segment.heads import FPN, VTFPN, AuxiliaryHead, SemanticHead, UperNet, resize
+from visualtokens.tasks.timm_models import Backbone
 
-MOST_CLASSES = 255  # a mask has one byte per pixel, of which 255 means none
+MAX_CLASSES = 255  # a mask has one byte per pixel, and 255 means unlabelled
 
 Build = Callable[[Backbone, int, Mapping[str, Any]], nn.Module]
 
@@ -52,43 +52,41 @@ def create(
     backbone_args: Mapping[str, Any] | None = None,
     head_args: Mapping[str, Any] | None = None,
 ) -> Segmenter:
-    """A model that gives every pixel one of ``classes`` classes.
+    """Return a model that assigns one of ``classes`` classes to every pixel.
 
     >>> model = visualtokens.segment.create("vt_fpn", backbone="resnet50", classes=91)
     >>> model(images)   # (B, 91, H, W)
 
-    ``head`` is ``fpn`` (panoptic FPN's semantic branch), ``vt_fpn`` or ``upernet``; ``backbone`` any model
-    of timm, ours included, that gives maps; ``pretrained`` loads timm's weights for it.
-    ``auxiliary`` adds a second, small classifier that only training sees; by default only to ``upernet``.
-    ``out_indices`` chooses other maps than those of stride 4 and coarser. ``stride_first`` is for ResNets:
-    the stride of a stage in its first 1×1 convolution, as in the first ResNets and in Visual Transformers.
-    ``backbone_args`` go to ``timm.create_model``; ``head_args`` are ``dim`` (channels of the pyramid),
+    ``head`` is ``fpn`` (panoptic FPN's semantic branch), ``vt_fpn`` or ``upernet``; ``backbone`` any timm
+    model, ours included, that returns feature maps; ``pretrained`` loads timm's weights for it.
+    ``auxiliary`` adds an auxiliary head that is used in training only; by default ``upernet`` has one.
+    ``out_indices`` selects other maps than those of stride 4 and coarser. ``stride_first`` puts the stride of
+    a ResNet stage in its first 1×1 convolution, as in the original ResNet and in Visual Transformers.
+    ``backbone_args`` are passed to ``timm.create_model``; ``head_args`` are ``dim`` (channels of the pyramid),
     ``width`` (channels of the head, ``fpn`` and ``vt_fpn``), ``tokens``, ``token_dim``, ``attn_dim``,
     ``groups``, ``hidden`` (``vt_fpn``), ``dropout`` (``upernet``).
     """
     if head not in HEADS:
         raise unknown("head", head, HEADS)
-    if not 1 <= classes <= MOST_CLASSES:
-        raise UserError(f"classes={classes} must be from 1 to {MOST_CLASSES}")
-    options = dict(backbone_args or {})
-    check_options(options)
+    if not 1 <= classes <= MAX_CLASSES:
+        raise UserError(f"classes={classes} must be from 1 to {MAX_CLASSES}")
     body = Backbone(
         backbone,
         pretrained=pretrained,
         out_indices=out_indices,
         stride_first=stride_first,
         in_chans=in_chans,
-        options=options,
+        options=backbone_args,
     )
     decoder = HEADS[head](body, classes, head_args or {})
-    second = None
+    extra = None
     if head == "upernet" if auxiliary is None else auxiliary:
-        second = AuxiliaryHead(body.channels[auxiliary_level(len(body.channels))], classes)
-    return Segmenter(body, decoder, classes=classes, auxiliary=second)
+        extra = AuxiliaryHead(body.channels[auxiliary_level(len(body.channels))], classes)
+    return Segmenter(body, decoder, classes=classes, auxiliary=extra)
 
 
 def build(head: str, *, classes: int, model_args: Mapping[str, Any]) -> Segmenter:
-    """:func:`create` with arguments from a configuration or a checkpoint, which may be wrong."""
+    """Call :func:`create` with unchecked arguments from a configuration or a checkpoint."""
     options = [name for name in inspect.signature(create).parameters if name not in ("head", "classes")]
     for name in model_args:
         if name not in options:
@@ -101,7 +99,7 @@ def build(head: str, *, classes: int, model_args: Mapping[str, Any]) -> Segmente
 def _known(
     head: str, kind: Callable[..., nn.Module], args: Mapping[str, Any], *, also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The arguments, if they are options of this head."""
+    """Return the arguments if all of them are options of this head."""
     options = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in args:
         if name not in options:
@@ -109,13 +107,11 @@ def _known(
     return dict(args)
 
 
-# A backbone with a head that gives every pixel a class.
-
-SMALLEST = 32  # sides that every backbone takes; smaller images are padded to it
+MIN_SIDE = 32  # smaller images are padded to this side, which every backbone accepts
 
 
 class PyramidDecoder(nn.Module):
-    """A feature pyramid and the head that reads it."""
+    """A feature pyramid and its head."""
 
     def __init__(self, pyramid: nn.Module, head: SemanticHead) -> None:
         super().__init__()
@@ -129,8 +125,8 @@ class PyramidDecoder(nn.Module):
 class Segmenter(nn.Module):
     """Images ``(B, 3, H, W)`` of any size to logits ``(B, classes, H, W)``.
 
-    ``decoder`` turns the maps of the backbone into logits at the resolution of the finest map. A model with
-    an ``auxiliary`` head gives a pair of logits while it is in training mode: its own and that head's.
+    ``decoder`` maps the feature maps to logits at the resolution of the finest one. In training mode, a
+    model with an ``auxiliary`` head returns a pair: its logits and those of the auxiliary head.
     """
 
     def __init__(
@@ -146,16 +142,16 @@ class Segmenter(nn.Module):
         size = images.shape[2:]
         if min(size) < 1:
             raise UserError(f"images of {size[0]}×{size[1]} have no pixels to classify")
-        below, right = (max(SMALLEST - side, 0) for side in size)
-        if below or right:  # repeat the last row and column, and leave what they give out again
+        below, right = (max(MIN_SIDE - side, 0) for side in size)
+        if below or right:  # repeat the last row and column; their logits are cropped
             images = F.pad(images, (0, right, 0, below), mode="replicate")
         maps = self.backbone(images)
-        logits = self._enlarge(self.decoder(maps), images, size)
+        logits = self._upsample(self.decoder(maps), images, size)
         if self.auxiliary is None or not self.training:
             return logits
-        return logits, self._enlarge(self.auxiliary(maps[auxiliary_level(len(maps))]), images, size)
+        return logits, self._upsample(self.auxiliary(maps[auxiliary_level(len(maps))]), images, size)
 
-    def _enlarge(self, logits: Tensor, images: Tensor, size: Sequence[int]) -> Tensor:
+    def _upsample(self, logits: Tensor, images: Tensor, size: Sequence[int]) -> Tensor:
         return resize(logits, images.shape[2:])[:, :, : size[0], : size[1]]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -166,5 +162,5 @@ class Segmenter(nn.Module):
 
 
 def auxiliary_level(levels: int) -> int:
-    """The map that the auxiliary head reads: the last but one, stride 16 of the usual four."""
+    """Return the level of the auxiliary head: the last but one, stride 16 of the usual four."""
     return max(levels - 2, 0)

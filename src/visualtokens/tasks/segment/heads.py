@@ -1,4 +1,4 @@
-"""Panoptic FPN's semantic branch: a feature pyramid, and the head that reads all of its levels."""
+"""Segmentation decoders: FPN with the semantic head of panoptic FPN, VT-FPN and UperNet."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from visualtokens.layers import FilterTokenizer, Projector, TokenTransformer
-from visualtokens.models.pyramid import channels_last
+from visualtokens.layers.convolutions import channels_last
 
-GROUPS = 32  # of GroupNorm in the head, at most
-LEAST = 4  # channels in such a group: one channel of a single pixel has no variance
+MAX_GROUPS = 32  # of GroupNorm in the semantic head
+MIN_GROUP_CHANNELS = 4  # a group of one channel has no variance on a single pixel
 
 
 class FPN(nn.Module):
-    """The feature pyramid: maps of ``channels`` to maps of ``dim`` channels at the same resolutions.
+    """Feature pyramid: maps of ``channels`` to maps of ``dim`` channels at the same resolutions.
 
-    Each level is a 1×1 convolution of its map plus the coarser level, enlarged; then a 3×3 convolution.
+    Each level is a 1×1 convolution of its map plus the upsampled coarser level, then a 3×3 convolution.
     """
 
     def __init__(self, channels: Sequence[int], *, dim: int = 256) -> None:
@@ -28,7 +28,7 @@ class FPN(nn.Module):
         self.laterals = nn.ModuleList(nn.Conv2d(c, dim, 1) for c in channels)
         self.outputs = nn.ModuleList(nn.Conv2d(dim, dim, 3, padding=1) for _ in channels)
         for conv in (*self.laterals, *self.outputs):
-            nn.init.kaiming_uniform_(conv.weight, a=1)  # there is no ReLU behind it
+            nn.init.kaiming_uniform_(conv.weight, a=1)  # no ReLU follows
             nn.init.zeros_(conv.bias)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
@@ -39,7 +39,7 @@ class FPN(nn.Module):
 
 
 class SemanticHead(nn.Module):
-    """Bring every level to the finest resolution in steps of 2, add them up, and classify each place."""
+    """Upsample every level to the finest resolution in steps of 2, sum the levels, classify each position."""
 
     def __init__(self, dim: int, strides: Sequence[int], classes: int, *, width: int = 128) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SemanticHead(nn.Module):
         nn.init.normal_(self.classify.weight, std=0.01)
 
     def forward(self, levels: Sequence[Tensor]) -> Tensor:
-        """Logits ``(B, classes, H, W)`` at the resolution of the finest level."""
+        """Return logits ``(B, classes, H, W)`` at the resolution of the finest level."""
         finest, *coarser = (
             branch(x, levels[0].shape[2:]) for branch, x in zip(self.branches, levels, strict=True)
         )
@@ -56,10 +56,10 @@ class SemanticHead(nn.Module):
 
 
 class Branch(nn.Module):
-    """One level on its way to ``size``, which is 2^``doublings`` times as large.
+    """Upsample one level to ``size``, which is 2^``doublings`` times as large.
 
-    Each doubling is a 3×3 convolution, GroupNorm, ReLU and bilinear enlargement. A level that has that
-    size already is convolved once.
+    Each doubling is a 3×3 convolution, GroupNorm, ReLU and bilinear upsampling. A level that has the size
+    already is convolved once.
     """
 
     def __init__(self, dim_in: int, dim: int, doublings: int) -> None:
@@ -76,26 +76,24 @@ class Branch(nn.Module):
 def _step(dim_in: int, dim: int) -> nn.Sequential:
     conv = nn.Conv2d(dim_in, dim, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-    groups = math.gcd(GROUPS, dim // LEAST) if dim % LEAST == 0 else 1
+    divides = dim % MIN_GROUP_CHANNELS == 0
+    groups = math.gcd(MAX_GROUPS, dim // MIN_GROUP_CHANNELS) if divides else 1
     return nn.Sequential(conv, nn.GroupNorm(groups, dim), nn.ReLU(inplace=True))
 
 
 def resize(x: Tensor, size: Sequence[int]) -> Tensor:
-    """``(B, C, H, W)`` at another ``size`` (H, W), bilinearly."""
+    """Resize ``x (B, C, H, W)`` bilinearly to ``size`` (H, W)."""
     if x.shape[2:] == tuple(size):
         return x
     return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
 
 
-# VT-FPN: the feature pyramid of Visual Transformers (Sec. 4, Figure 4).
-
-
 class VTFPN(nn.Module):
-    """The levels talk through tokens instead of sums of enlarged maps.
+    """The feature pyramid of Visual Transformers (Sec. 4, Figure 4): levels exchange tokens.
 
-    Each level of ``channels`` is summed up in ``tokens`` tokens (Eq. 1), one transformer runs over the
-    tokens of all levels (Eq. 3, 4), and each level, at ``dim`` channels, reads all of them back (Eq. 5).
-    No level is enlarged and no 3×3 convolution runs over pixels.
+    Each level of ``channels`` becomes ``tokens`` tokens (Eq. 1), one transformer mixes the tokens of all
+    levels (Eq. 3, 4), and each level, projected to ``dim`` channels, attends to all of them (Eq. 5). No level
+    is upsampled and no 3×3 convolution runs over pixels.
     """
 
     def __init__(
@@ -118,21 +116,19 @@ class VTFPN(nn.Module):
         self.projectors = nn.ModuleList(Projector(c, dim, token_dim=token_dim) for c in channels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        maps = [channels_last(x) for x in maps]  # where a map and the sequence of its pixels are one memory
-        found = [tokenizer(x) for tokenizer, x in zip(self.tokenizers, maps, strict=True)]
-        tokens = self.mixer(torch.cat(found, dim=1))  # (B, levels·L, CT)
-        return [projector(x, tokens) for projector, x in zip(self.projectors, maps, strict=True)]
+        maps = [channels_last(x) for x in maps]  # so that (B, N, C) is a view
+        tokens = [tokenizer(x) for tokenizer, x in zip(self.tokenizers, maps, strict=True)]  # (B, K, CT)
+        mixed = self.mixer(torch.cat(tokens, dim=1))  # (B, levels·K, CT)
+        return [projector(x, mixed) for projector, x in zip(self.projectors, maps, strict=True)]
 
 
-# UperNet: pyramid pooling on the coarsest map, then a feature pyramid whose levels are read together.
-
-POOLS = (1, 2, 3, 6)  # sides of the grids that the coarsest map is averaged to
+POOLS = (1, 2, 3, 6)  # sides of the grids to which UperNet averages the coarsest map
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """BatchNorm that also learns from one value per channel, as pooling leaves of a single image.
+    """BatchNorm that can train on one value per channel, which pooling gives for a single image.
 
-    One value has no variance, so it is normalised by the running one.
+    One value has no variance, so it is normalised by the running statistics.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,7 +138,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class ConvNormReLU(nn.Sequential):
-    """A convolution that keeps the size, BatchNorm, ReLU."""
+    """Same-size convolution, BatchNorm, ReLU."""
 
     def __init__(self, dim_in: int, dim: int, kernel: int) -> None:
         conv = nn.Conv2d(dim_in, dim, kernel, padding=kernel // 2, bias=False)
@@ -151,7 +147,7 @@ class ConvNormReLU(nn.Sequential):
 
 
 class PyramidPooling(nn.Module):
-    """The map beside its own averages over 1×1, 2×2, 3×3 and 6×6 cells, merged by a 3×3 convolution."""
+    """Concatenate a map with its averages over 1×1, 2×2, 3×3 and 6×6 grids, then convolve 3×3."""
 
     def __init__(self, dim_in: int, dim: int) -> None:
         super().__init__()
@@ -164,7 +160,10 @@ class PyramidPooling(nn.Module):
 
 
 class UperNet(nn.Module):
-    """Maps of ``channels`` to logits ``(B, classes, H, W)`` at the resolution of the finest map."""
+    """Maps of ``channels`` to logits ``(B, classes, H, W)`` at the resolution of the finest map.
+
+    Pyramid pooling on the coarsest map, then a feature pyramid whose levels are concatenated.
+    """
 
     def __init__(
         self, channels: Sequence[int], classes: int, *, dim: int = 512, dropout: float = 0.1
@@ -184,14 +183,14 @@ class UperNet(nn.Module):
         levels.append(self.pooling(coarsest))
         for i in range(len(levels) - 2, -1, -1):  # from coarse to fine
             levels[i] = levels[i] + resize(levels[i + 1], levels[i].shape[2:])
-        read = [output(x) for output, x in zip(self.outputs, levels[:-1], strict=True)]
+        refined = [output(x) for output, x in zip(self.outputs, levels[:-1], strict=True)]
         size = levels[0].shape[2:]
-        fused = self.fuse(torch.cat([resize(x, size) for x in (*read, levels[-1])], dim=1))
+        fused = self.fuse(torch.cat([resize(x, size) for x in (*refined, levels[-1])], dim=1))
         return self.classify(self.dropout(fused))
 
 
 class AuxiliaryHead(nn.Module):
-    """A small classifier of one map, which gives the backbone a shorter way to learn from."""
+    """A small classifier of one map that shortens the gradient path to the backbone."""
 
     def __init__(self, dim_in: int, classes: int, *, dim: int = 256, dropout: float = 0.1) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a model says about an image when it looks more than once, and in pieces."""
+"""Inference of a segmentation model: several scales, mirrored images, a sliding window."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from visualtokens.data.segmentation import mirrored_classes
-from visualtokens.data.segmentation_transforms import SegmentPreprocess
+from visualtokens.data.segmentation import SegmentPreprocess, mirrored_classes
 from visualtokens.errors import UserError
 from visualtokens.tasks.segment.heads import resize
 
-STRIP = 8_000_000  # probabilities that are worked out at once
+STRIP = 8_000_000  # probabilities that are computed at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """How a model looks at an image; by default once, at the whole of it."""
+    """Which views of an image the model sees; by default one, the whole image.
 
-    scales: tuple[float, ...] = (1.0,)  # sizes to look at, relative to what the preprocessing gives
-    flip: bool = False  # look at each also in the mirror
-    window: int | None = None  # look through a square window of this side that moves over the image
-    stride: int | None = None  # how far it moves; by default two thirds of its side
+    The predictions of all views are averaged.
+    """
+
+    scales: tuple[float, ...] = (1.0,)  # sizes relative to that of the preprocessing
+    flip: bool = False  # add the mirrored view of every scale
+    window: int | None = None  # side of a square window that slides over a view; None sees it whole
+    stride: int | None = None  # of the window; by default two thirds of its side
 
     def __post_init__(self) -> None:
         if not self.scales or min(self.scales) <= 0:
@@ -38,20 +40,20 @@ class Inference:
             raise UserError(f"stride={self.stride} must be from 1 to window={self.window}, or it leaves gaps")
 
     def __call__(self, model: nn.Module, images: Tensor, *, mirror: Sequence[int]) -> list[Tensor]:
-        """Logits ``(B, classes, h, w)`` for each look at ``images (B, 3, H, W)``.
+        """Return the logits ``(B, classes, h, w)`` of each view of ``images (B, 3, H, W)``.
 
-        ``mirror`` tells the class that each class is in a mirror (see ``mirrored_classes``).
+        ``mirror[c]`` is the class of a mirrored object of class c (see ``mirrored_classes``).
         """
-        looks = []
+        views = []
         for scale in self.scales:
             size = [max(1, round(side * scale)) for side in images.shape[2:]]
             x = resize(images, size)
-            looks.append(self._look(model, x))
+            views.append(self._logits(model, x))
             if self.flip:
-                looks.append(self._look(model, x.flip(3)).flip(3)[:, list(mirror)])
-        return looks
+                views.append(self._logits(model, x.flip(3)).flip(3)[:, list(mirror)])
+        return views
 
-    def _look(self, model: nn.Module, x: Tensor) -> Tensor:
+    def _logits(self, model: nn.Module, x: Tensor) -> Tensor:
         if self.window is None or max(x.shape[2:]) <= self.window:
             return model(x)
         stride = self.stride or max(1, self.window * 2 // 3)
@@ -65,37 +67,37 @@ class Inference:
                     total = logits.new_zeros(*logits.shape[:2], *x.shape[2:])
                 total[:, :, rows, columns] += logits
                 count[rows, columns] += 1
-        assert total is not None  # for mypy: an image has a first window
+        assert total is not None  # for mypy: every image has a first window
         return total / count
 
 
 def _starts(side: int, window: int, stride: int) -> list[int]:
-    """Where windows begin, so that they cover ``side``; the last one ends with it."""
+    """Return the starts of windows that cover ``side``; the last one ends with it."""
     last = max(side - window, 0)
     return [*range(0, last, stride), last]
 
 
-def probabilities(looks: Sequence[Tensor], size: tuple[int, int]) -> Iterator[tuple[slice, Tensor]]:
-    """The probability of every class at ``size`` (H, W), rows by rows: ``(rows, W, classes)``.
+def probabilities(views: Sequence[Tensor], size: tuple[int, int]) -> Iterator[tuple[slice, Tensor]]:
+    """Yield strips of rows with their class probabilities ``(rows, W, classes)`` at ``size`` (H, W).
 
-    The mean over ``looks (classes, h, w)`` of their softmax, each enlarged bilinearly first. The whole,
-    H × W × classes, may not fit into memory, and nobody needs it at once.
+    They are the mean over ``views (classes, h, w)`` of the softmax of the bilinearly resized logits. All
+    H × W × classes at once may not fit into memory.
     """
-    for rows in _strips(looks[0], size):
-        total = _enlarged(looks[0], rows, size).softmax(2)
-        for look in looks[1:]:
-            total += _enlarged(look, rows, size).softmax(2)
-        yield rows, total.div_(len(looks))
+    for rows in _strips(views[0], size):
+        total = _resized_rows(views[0], rows, size).softmax(2)
+        for view in views[1:]:
+            total += _resized_rows(view, rows, size).softmax(2)
+        yield rows, total.div_(len(views))
 
 
-def _strips(look: Tensor, size: tuple[int, int]) -> Iterator[slice]:
+def _strips(view: Tensor, size: tuple[int, int]) -> Iterator[slice]:
     height, width = size
-    step = max(1, STRIP // (len(look) * width))
+    step = max(1, STRIP // (len(view) * width))
     return (slice(top, min(top + step, height)) for top in range(0, height, step))
 
 
-def _enlarged(x: Tensor, rows: slice, size: tuple[int, int]) -> Tensor:
-    """Some rows of ``x (C, h, w)`` enlarged to ``size`` as ``F.interpolate`` does it: ``(rows, W, C)``."""
+def _resized_rows(x: Tensor, rows: slice, size: tuple[int, int]) -> Tensor:
+    """Return some rows ``(rows, W, C)`` of ``x (C, h, w)`` resized to ``size`` as by ``F.interpolate``."""
     height, width = size
     at = (torch.arange(rows.start, rows.stop, device=x.device) + 0.5) * (x.shape[1] / height) - 0.5
     at = at.clamp(0, x.shape[1] - 1)
@@ -103,21 +105,21 @@ def _enlarged(x: Tensor, rows: slice, size: tuple[int, int]) -> Tensor:
     below = (above + 1).clamp_max(x.shape[1] - 1)
     share = (at - above)[:, None]  # (rows, 1)
     mixed = torch.lerp(x[:, above].float(), x[:, below].float(), share)  # (C, rows, w)
-    # Channels-last is four times as fast here, and is what a softmax over classes wants.
+    # Channels-last is four times as fast here, and the layout that a softmax over classes reads.
     mixed = mixed[None].contiguous(memory_format=torch.channels_last)
     wide = F.interpolate(mixed, (len(at), width), mode="bilinear", align_corners=False)[0]
     return wide.permute(1, 2, 0)
 
 
-def labels_of(looks: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
-    """The most probable class of every pixel at ``size`` (H, W), ``(H, W)`` uint8, on the CPU."""
+def labels_of(views: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
+    """Return the most probable class of every pixel at ``size``: ``(H, W)`` uint8 on the CPU."""
     labels = torch.empty(size, dtype=torch.uint8)
-    if len(looks) == 1:  # then probabilities have the order of the logits
-        parts = ((rows, _enlarged(looks[0], rows, size)) for rows in _strips(looks[0], size))
+    if len(views) == 1:  # the softmax does not change the order
+        parts = ((rows, _resized_rows(views[0], rows, size)) for rows in _strips(views[0], size))
     else:
-        parts = ((rows, share) for rows, share in probabilities(looks, size))
-    for rows, share in parts:
-        labels[rows] = share.max(2).indices.to("cpu", torch.uint8)
+        parts = ((rows, p) for rows, p in probabilities(views, size))
+    for rows, scores in parts:
+        labels[rows] = scores.max(2).indices.to("cpu", torch.uint8)
     return labels
 
 
@@ -130,11 +132,11 @@ def predict(
     classes: Sequence[str],
     inference: Inference | None = None,
 ) -> Tensor:
-    """The class of every pixel of an RGB image, ``(H, W)`` uint8, on the CPU.
+    """Return the class of every pixel of an RGB image of any size: ``(H, W)`` uint8 on the CPU.
 
-    The model should be in evaluation mode. The image may have any size, from one pixel on.
+    The model must be in eval mode.
     """
     device = next(model.parameters()).device
-    x = preprocess(image).to(device)
-    looks = (inference or Inference())(model, x.unsqueeze(0), mirror=mirrored_classes(classes))
-    return labels_of([look[0] for look in looks], (image.height, image.width))
+    x = preprocess(image).to(device)  # (3, H, W)
+    views = (inference or Inference())(model, x[None], mirror=mirrored_classes(classes))
+    return labels_of([view[0] for view in views], (image.height, image.width))

@@ -1,4 +1,4 @@
-"""Pictures of segmentations: classes as colours, alone and over the photo."""
+"""Pictures of segmentations: one colour per class, alone and over the photo."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from visualtokens.data.segmentation_transforms import IGNORE
+from visualtokens.data.segmentation import IGNORE
 from visualtokens.errors import UserError
 
-STRENGTH = 0.55  # how much of a pixel is the colour of its class; the rest is the photo
-# Okabe and Ito's colours, which colour-blind eyes tell apart, for the first classes.
+STRENGTH = 0.55  # weight of the class colour; the rest is the photo
+# The first classes have the colour-blind safe palette of Okabe and Ito.
 _FIRST = ("#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#D55E00", "#F0E442", "#0072B2", "#999999")
 
 Colours = NDArray[np.uint8]  # (n, 3)
 
 
 def palette(classes: int) -> Colours:
-    """A colour for each class, ``(classes, 3)``; that of a number does not depend on how many there are."""
+    """Return one colour per class ``(classes, 3)``; it depends on the index of the class only."""
     return _colours()[:classes]
 
 
 @functools.cache
 def _colours() -> Colours:
-    """Each further colour is the one, of a grid, that is farthest from all before it."""
+    """Return 255 colours; each further one is that of a grid which is farthest from all before it."""
     chosen = [list(bytes.fromhex(text[1:])) for text in _FIRST]
     levels = np.arange(16, 256, 24)
     grid = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)  # (1000, 3)
-    apart = np.abs(grid[:, None] - np.array(chosen)[None]).sum(2).min(1)  # (1000,)
+    distance = np.abs(grid[:, None] - np.array(chosen)[None]).sum(2).min(1)  # (1000,)
     while len(chosen) < IGNORE:
-        best = grid[apart.argmax()]
+        best = grid[distance.argmax()]
         chosen.append(best.tolist())
-        apart = np.minimum(apart, np.abs(grid - best).sum(1))
+        distance = np.minimum(distance, np.abs(grid - best).sum(1))
     return np.array(chosen, np.uint8)
 
 
 def index_image(labels: Tensor | NDArray[np.uint8], *, classes: int) -> Image.Image:
-    """The classes ``(H, W)`` as an image whose values are their numbers; its palette only shows them."""
+    """Return class indices ``(H, W)`` as an indexed image with the palette of the classes."""
     values = _values(labels)
     image = Image.fromarray(values).convert("L")
     image.putpalette(np.concatenate([palette(classes), np.zeros((256 - classes, 3), np.uint8)]).tobytes())
@@ -56,9 +56,9 @@ def overlay(
     strength: float = STRENGTH,
     legend: bool = True,
 ) -> Image.Image:
-    """The photo with each pixel tinted by its class, a line between classes, and the names below.
+    """Return the photo with each pixel tinted by its class, lines between classes, and a legend below.
 
-    Pixels of class 255 keep the colours of the photo.
+    Pixels of class 255 keep the colours of the photo. ``labels`` are ``(H, W)``.
     """
     values = _values(labels)  # (H, W)
     if values.shape != (image.height, image.width):
@@ -77,13 +77,13 @@ def overlay(
 def save_prediction(
     image: Image.Image, labels: Tensor, *, classes: Sequence[str], out: str | Path, name: str
 ) -> tuple[Path, Path]:
-    """Write ``<name>_overlay.png`` and ``<name>_classes.png`` (the numbers); gives both paths."""
+    """Write ``<name>_overlay.png`` and ``<name>_classes.png`` (class indices); return both paths."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    drawn, numbers = folder / f"{name}_overlay.png", folder / f"{name}_classes.png"
+    drawn, indices = folder / f"{name}_overlay.png", folder / f"{name}_classes.png"
     overlay(image, labels, classes=classes).save(drawn)
-    index_image(labels, classes=len(classes)).save(numbers)
-    return drawn, numbers
+    index_image(labels, classes=len(classes)).save(indices)
+    return drawn, indices
 
 
 def _values(labels: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -92,7 +92,7 @@ def _values(labels: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _edges(values: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """The pixels whose right or lower neighbour is of another class."""
+    """Return the pixels whose right or lower neighbour has another class."""
     edges = np.zeros(values.shape, np.bool_)
     edges[:, :-1] |= values[:, :-1] != values[:, 1:]
     edges[:-1] |= values[:-1] != values[1:]
@@ -100,7 +100,7 @@ def _edges(values: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _with_legend(picture: Image.Image, values: NDArray[np.uint8], classes: Sequence[str]) -> Image.Image:
-    """The names of the classes in the picture, the largest first, each with its share of the pixels."""
+    """Add the names of the classes in the picture with their shares of the pixels, largest first."""
     counts = np.bincount(values.ravel(), minlength=256)[: len(classes)]
     present = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
     if not present:

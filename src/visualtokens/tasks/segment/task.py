@@ -1,36 +1,184 @@
-"""Segmentation as a task of the training engine, and its models from checkpoints."""
+"""Segmentation as a task: models, data, loss and prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from visualtokens.data import Loader
-from visualtokens.data.segmentation import SegmentationDataset
-from visualtokens.data.segmentation_loader import SegmentBatch, create_segment_loader
-from visualtokens.data.segmentation_transforms import IGNORE, SegmentAugment, SegmentPreprocess
-from visualtokens.errors import UserError
+from visualtokens.data import Loader, Split, open_segmentation
+from visualtokens.data.segmentation import (
+    IGNORE,
+    SEGMENT_PRESETS,
+    SegmentationDataset,
+    SegmentAugment,
+    SegmentBatch,
+    SegmentPreprocess,
+    create_segment_loader,
+)
+from visualtokens.data.transforms import as_augment
+from visualtokens.errors import UserError, unknown
+from visualtokens.tasks.initialize import initialize_dense
+from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.segment.create import Segmenter, build
 from visualtokens.tasks.segment.evaluate import SegmentEvaluation, SegmentLoss, evaluate, loss_of
-from visualtokens.tasks.segment.inference import Inference
-from visualtokens.tasks.task import Loading, Loss, Task
+from visualtokens.tasks.segment.inference import Inference, predict
+from visualtokens.tasks.segment.overlay import overlay, save_prediction
+from visualtokens.tasks.task import Checkpoint, Loading, Loss, Prediction, Task, Training, register_task
+from visualtokens.tasks.timm_models import has_fixed_size, preprocess_for
 
-FIRST_WEIGHTS = "pretrained"  # fetches a file: where a model starts is no part of it
+SHOWN = 30  # classes in the text of a prediction
+LOSS_ARGS = ("auxiliary", "class_weights")
 
 
-class Segment(Task[SegmentBatch, SegmentEvaluation]):
-    """Train a model that gives every pixel a class."""
+class Segment(Task):
+    """One class per pixel. ``model`` is a head, ``model_args`` are those of ``segment.create``."""
 
     name = "segment"
     score = "miou"
+    unused = (
+        *("auto_augment", "random_erasing", "mixup", "cutmix", "teacher", "distill", "distill_temperature"),
+    )
+    eval_options = ("scales", "flip", "window")
+    predict_options = ("scales", "flip", "window")
+    draws = True
+    eval_batch = 16
+
+    def open(self, options: TaskOptions) -> SegmentTraining:
+        train_set, val_set = (open_segmentation(options.data, split) for split in ("train", "val"))
+        model_args = _model_args(options)
+        model = build(options.model, classes=len(train_set.classes), model_args=model_args)
+        if options.init is not None:
+            initialize_dense(
+                model,
+                options.init,
+                task=self.name,
+                classes=train_set.classes,
+                body="backbone.body.",
+                heads=(".classify.",),
+            )
+        own = preprocess_for(model.backbone, size=options.size)
+        preprocess = SegmentPreprocess(own.size, own.mean, own.std, keep_ratio=train_set.keep_ratio)
+        return SegmentTraining(
+            self,
+            model,
+            head=options.model,
+            model_args=model_args,
+            train_set=train_set,
+            val_set=val_set,
+            preprocess=preprocess,
+            augment=as_augment(
+                options.augment or ("digits" if options.shows_digits else "photo"), SEGMENT_PRESETS
+            ),
+            loss=_loss(options),
+            inference=default_inference(model_args["backbone"], preprocess),
+        )
+
+    def build(self, config: Mapping[str, Any]) -> tuple[Segmenter, list[str], SegmentPreprocess]:
+        head, classes, model_args = self.described(config)
+        try:
+            stored = dict(config["preprocess"])
+            preprocess = SegmentPreprocess(
+                size=tuple(stored["size"]),
+                mean=tuple(stored["mean"]),
+                std=tuple(stored["std"]),
+                keep_ratio=stored["keep_ratio"],
+                longest=stored["longest"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"its 'preprocess' is damaged: {error!r}") from error
+        return build(head, classes=len(classes), model_args=model_args), classes, preprocess
+
+    def open_data(self, data: str, split: Split, *, model: nn.Module) -> SegmentationDataset:
+        return open_segmentation(data, split)
+
+    def loader(
+        self, dataset: SegmentationDataset, preprocess: SegmentPreprocess, loading: Loading
+    ) -> Loader[SegmentBatch]:
+        return create_segment_loader(dataset, preprocess, train=False, **vars(loading))
+
+    def evaluate(
+        self,
+        checkpoint: Checkpoint,
+        batches: Iterable[SegmentBatch],
+        *,
+        scales: Sequence[float] = (),
+        flip: bool = False,
+        window: int | None = None,
+        progress: bool | None = None,
+    ) -> SegmentEvaluation:
+        return evaluate(
+            checkpoint.model,
+            batches,
+            classes=checkpoint.classes,
+            inference=_inference(checkpoint, scales=scales, flip=flip, window=window),
+            progress=progress,
+        )
+
+    def predict(
+        self,
+        checkpoint: Checkpoint,
+        image: Image.Image,
+        *,
+        scales: Sequence[float] = (),
+        flip: bool = False,
+        window: int | None = None,
+    ) -> Segmentation:
+        labels = predict(
+            checkpoint.model,
+            image,
+            preprocess=checkpoint.preprocess,
+            classes=checkpoint.classes,
+            inference=_inference(checkpoint, scales=scales, flip=flip, window=window),
+        )
+        return Segmentation(labels, checkpoint.classes)
+
+
+def _model_args(options: TaskOptions) -> dict[str, Any]:
+    """Return ``model_args`` with the image size and the stochastic depth that other options set."""
+    model_args = options.backbone_model_args()
+    if not options.size or not has_fixed_size(model_args.get("backbone", "")):
+        return model_args
+    body = dict(model_args.get("backbone_args") or {})
+    return model_args | {"backbone_args": body | {"img_size": options.size}}
+
+
+def _loss(options: TaskOptions) -> SegmentLoss:
+    for name in options.loss_args:
+        if name not in LOSS_ARGS:
+            raise unknown("loss_args of segmentation", name, LOSS_ARGS)
+    return SegmentLoss(smoothing=options.label_smoothing, **options.loss_args)
+
+
+def default_inference(backbone: str, preprocess: SegmentPreprocess) -> Inference:
+    """Return the inference of a backbone; one with a fixed input size slides a window of that size."""
+    return Inference(window=min(preprocess.size)) if has_fixed_size(backbone) else Inference()
+
+
+def _inference(
+    checkpoint: Checkpoint, *, scales: Sequence[float], flip: bool, window: int | None
+) -> Inference:
+    """Return the default inference of the checkpoint with the given options."""
+    own = default_inference(checkpoint.config["model_args"]["backbone"], checkpoint.preprocess)
+    return replace(
+        own, scales=tuple(scales) or own.scales, flip=flip, window=own.window if window is None else window
+    )
+
+
+class SegmentTraining(Training[SegmentBatch]):
+    """Data, model and loss of a segmentation run."""
+
+    model: Segmenter
 
     def __init__(
         self,
+        task: Segment,
         model: Segmenter,
         *,
         head: str,
@@ -42,47 +190,29 @@ class Segment(Task[SegmentBatch, SegmentEvaluation]):
         loss: SegmentLoss,
         inference: Inference | None = None,
     ) -> None:
-        self.classes = train_set.classes
+        super().__init__(task, model, train_set=train_set, val_set=val_set, preprocess=preprocess)
         if len(self.classes) < 2:
-            raise UserError(f"{train_set.spec} has {len(self.classes)} class; to tell apart there must be 2")
-        self.model = model
-        self.images = (len(train_set), len(val_set))
-        self.train_set, self.val_set = train_set, val_set
-        self.preprocess, self.augment = preprocess, augment
-        self.options, self.inference = loss, inference
+            raise UserError(f"{train_set.spec} has {len(self.classes)} class; segmentation needs 2 or more")
+        self.augment, self.options, self.inference = augment, loss, inference
         self.weights = loss.weights(self.classes)
-        self._description = describe(head, classes=self.classes, preprocess=preprocess, model_args=model_args)
+        self._description = task.describe(head, classes=self.classes, model_args=model_args) | {
+            "preprocess": asdict(preprocess)
+        }
 
     def train_loader(self, loading: Loading) -> Loader[SegmentBatch]:
-        return self._loader(self.train_set, self.augment, loading)
-
-    def val_loader(self, loading: Loading) -> Loader[SegmentBatch]:
-        return self._loader(self.val_set, None, loading)
-
-    def _loader(
-        self, dataset: SegmentationDataset, augment: SegmentAugment | None, loading: Loading
-    ) -> Loader[SegmentBatch]:
         return create_segment_loader(
-            dataset,
-            self.preprocess,
-            batch=loading.batch,
-            train=augment is not None,
-            seed=loading.seed,
-            workers=loading.workers,
-            augment=augment or "none",
-            share=loading.share,
-            pin_memory=loading.pin_memory,
+            self.train_set, self.preprocess, train=True, augment=self.augment, **vars(loading)
         )
 
     def loss(self, model: nn.Module, batch: SegmentBatch, *, rng: np.random.Generator) -> Loss:
-        said = model(batch.images)
-        logits, second = said if isinstance(said, tuple) else (said, None)  # (B, classes, H, W)
+        output = model(batch.images)
+        logits, auxiliary = output if isinstance(output, tuple) else (output, None)  # (B, classes, H, W)
         value = self._cross_entropy(logits, batch.masks)
-        if second is not None:
-            value = value + self.options.auxiliary * self._cross_entropy(second, batch.masks)
-        asked = batch.masks != IGNORE
-        right = ((logits.argmax(1) == batch.masks) & asked).sum() / asked.sum().clamp_min(1)
-        return Loss(value, {"pixel_accuracy": right * len(batch)})
+        if auxiliary is not None:
+            value = value + self.options.auxiliary * self._cross_entropy(auxiliary, batch.masks)
+        labelled = batch.masks != IGNORE
+        correct = ((logits.argmax(1) == batch.masks) & labelled).sum() / labelled.sum().clamp_min(1)
+        return Loss(value, {"pixel_accuracy": correct * len(batch)})
 
     def _cross_entropy(self, logits: Tensor, masks: Tensor) -> Tensor:
         return loss_of(logits, masks, weights=self.weights, smoothing=self.options.smoothing)
@@ -100,33 +230,33 @@ class Segment(Task[SegmentBatch, SegmentEvaluation]):
             self.weights = self.weights.to(device)
 
 
-def describe(
-    head: str, *, classes: list[str], preprocess: SegmentPreprocess, model_args: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What ``config.json`` says about a model, besides its task and how it was trained."""
-    return {
-        "architecture": head,
-        "num_classes": len(classes),
-        "label_names": list(classes),
-        "model_args": {name: value for name, value in model_args.items() if name != FIRST_WEIGHTS},
-        "preprocess": asdict(preprocess),
-    }
+@dataclass(frozen=True, eq=False)
+class Segmentation(Prediction):
+    """The predicted class of every pixel of one image."""
+
+    labels: Tensor  # (H, W) uint8, on the CPU
+    classes: Sequence[str]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of the pixels of each class that occurs, largest first."""
+        counts = self.labels.flatten().long().bincount(minlength=len(self.classes))  # (classes,)
+        order = counts.argsort(descending=True).tolist()
+        return {self.classes[i]: counts[i].item() / self.labels.numel() for i in order if counts[i]}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"shares": self.shares}
+
+    def text(self) -> str:
+        return "\n".join(f"  {share:6.1%}  {name}" for name, share in list(self.shares.items())[:SHOWN])
+
+    def draw(self, image: Image.Image) -> Image.Image:
+        """Return the image with every pixel tinted by its class, and a legend."""
+        return overlay(image, self.labels, classes=self.classes)
+
+    def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
+        drawn, indices = save_prediction(image, self.labels, classes=self.classes, out=folder, name=name)
+        return {"overlay": drawn, "classes": indices}
 
 
-def rebuild(config: Mapping[str, Any]) -> tuple[Segmenter, list[str], SegmentPreprocess]:
-    """The model that :func:`describe` told about, without its weights; its classes and preprocessing."""
-    try:
-        head, names = str(config["architecture"]), [str(name) for name in config["label_names"]]
-        model_args, seen = dict(config["model_args"]), dict(config["preprocess"])
-        preprocess = SegmentPreprocess(
-            size=tuple(seen["size"]),
-            mean=tuple(seen["mean"]),
-            std=tuple(seen["std"]),
-            keep_ratio=seen["keep_ratio"],
-            longest=seen["longest"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the configuration of the segmentation model is damaged: {error!r}") from error
-    if FIRST_WEIGHTS in model_args:
-        raise UserError(f"model_args may not hold {FIRST_WEIGHTS!r}; leave it out")
-    return build(head, classes=len(names), model_args=model_args), names, preprocess
+register_task(Segment())

@@ -1,0 +1,159 @@
+"""timm models, which include ours: as classifiers, as backbones that return feature maps, and their input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import timm
+from timm.layers import Format
+from torch import Tensor, nn
+
+import visualtokens.models as _registers_our_models  # noqa: F401
+from visualtokens.data import Preprocess
+from visualtokens.errors import UserError, unknown
+from visualtokens.files import one_line
+
+# Arguments of timm.create_model that fetch or unpickle files: a checkpoint may not contain them.
+_FETCHING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+_PREPROCESSING = ("input_size", "mean", "std", "crop_pct", "interpolation")
+
+
+def build_model(
+    name: str, *, classes: int, model_args: Mapping[str, Any], cfg: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Return a new, untrained classifier from timm's registry.
+
+    ``cfg`` overrides the preprocessing in the model's ``pretrained_cfg``; its other entries are ignored.
+    """
+    if not timm.is_model(name):
+        raise unknown("model", name, timm.list_models())
+    for reserved in _FETCHING:
+        if reserved in model_args:
+            raise UserError(f"model_args may not hold {reserved!r}; leave it out")
+    if "num_classes" in model_args:
+        raise UserError("model_args may not hold 'num_classes'; the data decides it")
+    overlay = {key: value for key, value in (cfg or {}).items() if key in _PREPROCESSING}
+    try:
+        return timm.create_model(name, num_classes=classes, pretrained_cfg_overlay=overlay, **model_args)
+    except TypeError as error:  # an argument that the model does not have
+        raise UserError(f"model {name!r} refuses model_args={dict(model_args)}: {error}") from error
+
+
+def timm_cfg(model: nn.Module) -> dict[str, Any]:
+    """Return timm's ``pretrained_cfg`` of a model."""
+    return cast(dict[str, Any], model.pretrained_cfg)
+
+
+def preprocess_for(model: nn.Module, *, size: int | None = None) -> Preprocess:
+    """Return the preprocessing of a model by its timm configuration; ``size`` overrides the input size."""
+    cfg = timm_cfg(model)
+    height, width = (size, size) if size else cfg["input_size"][-2:]
+    return Preprocess((height, width), tuple(cfg["mean"]), tuple(cfg["std"]), crop=cfg["crop_pct"] or 1.0)
+
+
+def has_fixed_size(name: str) -> bool:
+    """Return whether a timm model is built for one input size."""
+    cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return cfg is not None and bool(cfg.fixed_input_size)
+
+
+def sized_args(name: str, model_args: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:
+    """Return ``model_args``, with the image size for timm models that are built for one size."""
+    return {**model_args, "img_size": size} if size and has_fixed_size(name) else dict(model_args)
+
+
+FINEST_STRIDE = 4  # finer maps, such as those of a stem, are not used
+MAX_LEVELS = 4
+_SET_OTHERWISE = ("features_only", "out_indices", "num_classes", "in_chans")
+
+
+class Backbone(nn.Module):
+    """Images ``(B, 3, H, W)`` to maps ``(B, channels[i], H / strides[i], W / strides[i])``, finest first.
+
+    By default the maps are the last four of stride 4 and coarser. ``out_indices`` selects levels instead,
+    such as blocks 3, 5, 7 and 11 of a plain vision transformer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        pretrained: bool = False,
+        out_indices: Sequence[int] | None = None,
+        stride_first: bool = False,
+        in_chans: int = 3,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        given = dict(options or {})
+        for reserved in (*_FETCHING, *_SET_OTHERWISE):
+            if reserved in given:
+                raise UserError(f"backbone_args may not hold {reserved!r}; leave it out")
+        if out_indices is not None:
+            given["out_indices"] = tuple(out_indices)
+        self.body = _create_features(name, pretrained=pretrained, in_chans=in_chans, options=given)
+        if stride_first:
+            _stride_first(self.body, name)
+        channels, strides = self.body.feature_info.channels(), self.body.feature_info.reduction()
+        self._levels = list(range(len(strides)))
+        if out_indices is None:
+            self._levels = [i for i, stride in enumerate(strides) if stride >= FINEST_STRIDE][-MAX_LEVELS:]
+        if not self._levels:
+            raise UserError(
+                f"backbone {name!r} has no map of stride {FINEST_STRIDE} or more; give out_indices"
+            )
+        self.channels = tuple(channels[i] for i in self._levels)
+        self.strides = tuple(strides[i] for i in self._levels)
+        if list(self.strides) != sorted(self.strides):
+            raise UserError(f"backbone {name!r} gives maps of strides {self.strides}; order them fine first")
+        self._nhwc = getattr(self.body, "output_fmt", Format.NCHW) == Format.NHWC
+
+    @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        """timm's configuration of the backbone, including the mean and standard deviation of its input."""
+        return self.body.pretrained_cfg
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.body.set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names here of the parameters that the backbone exempts from weight decay."""
+        return {
+            f"{prefix}.{parameter}".removeprefix(".")
+            for prefix, module in self.named_modules()
+            if module is not self and hasattr(module, "no_weight_decay")
+            for parameter in module.no_weight_decay()
+        }
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        maps = self.body(images)
+        if self._nhwc:
+            maps = [x.permute(0, 3, 1, 2) for x in maps]
+        return [maps[i] for i in self._levels]
+
+
+def _create_features(name: str, *, pretrained: bool, in_chans: int, options: Mapping[str, Any]) -> Any:
+    if not timm.is_model(name):
+        raise unknown("backbone", name, timm.list_models())
+    try:
+        return timm.create_model(
+            name, features_only=True, pretrained=pretrained, in_chans=in_chans, **options
+        )
+    except (TypeError, AttributeError, RuntimeError, IndexError) as error:
+        # an option or a level that the model does not have, or a model without feature maps
+        raise UserError(
+            f"backbone {name!r} with {dict(options)} gives no feature maps: {one_line(error)}"
+        ) from error
+
+
+def _stride_first(body: nn.Module, name: str) -> None:
+    """Move the stride of every bottleneck from its 3×3 convolution to the 1×1 convolution before it.
+
+    The original ResNet has it there. timm, like torchvision, spends 6 % more for higher accuracy.
+    """
+    blocks = [m for m in body.modules() if isinstance(m, timm.models.resnet.Bottleneck)]
+    if not blocks:
+        raise UserError(f"backbone {name!r} has no ResNet bottlenecks; leave stride_first out")
+    for block in blocks:
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride

@@ -1,0 +1,78 @@
+"""``vtok train``, ``eval`` and ``predict`` for detection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.squares import write_squares
+from visualtokens.cli import main
+
+Vtok = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("squares")
+
+
+@pytest.fixture(scope="module")
+def data(root: Path) -> str:
+    return write_squares(root / "data")
+
+
+@pytest.fixture(scope="module")
+def run(root: Path, data: str) -> str:
+    out = str(root / "run")
+    model = ["--task", "detect", "--model", "mask_rcnn", "--model_args.backbone", "resnet18"]
+    small = ["--model_args.backbone_args", '{"channels": [8, 16, 16, 16]}', "--model_args.width", "16"]
+    small += ["--model_args.hidden", "32", "--model_args.regions", "16"]
+    given = ["--data", data, "--out", out, "--size", "64", "--batch", "4", "--epochs", "4", "--lr", "0.002"]
+    assert main(["train", *model, *small, *given, "--device", "cpu"]) == 0
+    return out
+
+
+def test_eval(vtok: Vtok, run: str, data: str) -> None:
+    given = ("eval", "--checkpoint", run, "--data", data, "--device", "cpu")
+    code, text, err = vtok(*given)
+    assert (code, err) == (0, "")
+    assert text.splitlines()[0] == "6 objects on 4 images"
+    assert [line.split()[0] for line in text.splitlines()[3:5]] == ["boxes", "masks"]
+    assert "never there" not in text
+    document = json.loads(vtok(*given, "--json")[1])
+    assert document["box_ap"] == document["boxes"]["ap"]
+    assert document["boxes"]["by_class"][2] is None
+    larger = json.loads(vtok(*given, "--size", "96", "--json")[1])
+    assert larger["objects"] == 6
+    code, _, err = vtok(*given, "--flip")
+    assert (code, err) == (2, f"error: flip=True has no effect: {run} was trained to detect; leave it out\n")
+    code, _, err = vtok("eval", "--checkpoint", run, "--data", "digit_scenes")
+    assert code == 2
+    assert "digit_scenes has 10 classes (0, 1, 2, …), but" in err
+
+
+def test_predict_draws_objects_above_the_score(vtok: Vtok, run: str, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    Image.new("RGB", (1, 1), "white").save(tmp_path / "1.png")
+    images = (root / "data/val2017/1.png", tmp_path / "1.png", tmp_path / "broken.png")
+    given = ("predict", *images, "--checkpoint", run, "--out", tmp_path / "out", "--device", "cpu", "--score")
+    code, text, err = vtok(*given, "0.05")
+    assert code == 1
+    assert str(images[2]) in err
+    document = json.loads(vtok(*given, "0.05", "--json")[1])
+    first, second = document["predictions"]
+    assert [Path(each["picture"]).name for each in (first, second)] == ["1_objects.png", "1_2_objects.png"]
+    assert first["picture"] in text
+    with Image.open(first["picture"]) as picture:
+        assert picture.width / picture.height == pytest.approx(80 / 64)
+    assert first["objects"]
+    assert {"class", "score", "box", "mask_pixels"} == set(first["objects"][0])
+    none = json.loads(vtok(*given, "1", "--json")[1])["predictions"][0]
+    assert none["objects"] == []
+    assert "no object above the score threshold" in vtok(*given, "1")[1]
+    code, _, err = vtok(*given, "1.5")
+    assert (code, err) == (2, "error: score=1.5 is not between 0 and 1\n")

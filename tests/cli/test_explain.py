@@ -1,0 +1,151 @@
+"""``vtok explain`` on folders, and how faithful it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from visualtokens.data import open_dataset
+
+Vtok = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def photos(folder: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "photos"
+    for digit in ("0", "1"):
+        (out / digit).mkdir(parents=True)
+        (out / digit / "x.png").write_bytes((folder / f"{digit}.png").read_bytes())
+    (out / "notes.txt").write_text("about my digits")
+    (out / "broken.png").write_bytes(b"no picture")
+    Image.new("RGB", (1, 1)).save(out / "dot.png")
+    return out
+
+
+def test_a_folder_becomes_one_page(vtok: Vtok, checkpoint: Path, photos: Path, tmp_path: Path) -> None:
+    page = tmp_path / "out" / "gallery.html"
+    arguments = ("explain", photos, "--checkpoint", checkpoint, "--top", "3", "--save", page)
+    code, text, err = vtok(*arguments)
+    assert code == 1  # something was left out
+    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["0/x.png", "1/x.png"]
+    assert f"2 images explained, 3 files left out; saved as {page}" in text
+    for name in ("notes.txt: not an image", "broken.png: not an image", "dot.png: the image has 1×1 pixels"):
+        assert name in err
+    assert page.read_text(encoding="utf-8").count('<article class="sample">') == 2
+    document = json.loads(vtok(*arguments, "--json")[1])
+    assert [entry["truth"] for entry in document["explained"]] == ["0", "1"]
+    assert sorted(bad["path"] for bad in document["unreadable"]) == ["broken.png", "dot.png", "notes.txt"]
+
+
+def test_folder_without_unreadable_files(vtok: Vtok, checkpoint: Path, photos: Path, tmp_path: Path) -> None:
+    code, text, err = vtok("explain", photos / "0", "--checkpoint", checkpoint, "--save", tmp_path / "x.html")
+    assert (code, err) == (0, "")
+    assert "1 images explained; saved" in text
+
+
+def test_one_image_without_a_label(vtok: Vtok, checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+    arguments = ("explain", folder / "0.png", "--checkpoint", checkpoint, "--save", tmp_path / "x.npz")
+    text = vtok(*arguments)[1]
+    assert "as predicted; the true class is unknown" in text
+    by_attention = json.loads(vtok(*arguments, "--of", "attention", "--size", "48", "--json")[1])
+    assert by_attention["clusters"] != json.loads(vtok(*arguments, "--size", "48", "--json")[1])["clusters"]
+
+
+def test_one_image_in_the_folder_of_its_class(
+    vtok: Vtok, checkpoint: Path, photos: Path, tmp_path: Path
+) -> None:
+    arguments = ("--checkpoint", checkpoint, "--save", tmp_path / "x.npz", "--json")
+    documents = [json.loads(vtok("explain", photos / d / "x.png", *arguments)[1]) for d in ("0", "1")]
+    for digit, one in zip(("0", "1"), documents, strict=True):
+        right = one["predicted"] == digit
+        assert ("as predicted and correct." if right else f"the true class is {digit}.") in one["about"]
+
+
+def test_faithfulness_prints_the_table_and_draws_the_curves(
+    vtok: Vtok, checkpoint: Path, data: str, tmp_path: Path
+) -> None:
+    picture = tmp_path / "new" / "curves.png"
+    arguments = ("explain", "--faithfulness", "--data", data, "--checkpoint", checkpoint, "--save", picture)
+    code, text, _ = vtok(*arguments, "--images", "3", "--steps", "4")
+    assert code == 0
+    assert [line.split("  ")[0] for line in text.splitlines()[3:8]] == [
+        "clusters",
+        "grad-cam",
+        "integrated gradients",
+        "rollout",
+        "random",
+    ]
+    assert "3 images" in text
+    assert "–" in text  # no masks, no pointing
+    assert np.asarray(Image.open(picture)).std() > 5
+    document = json.loads(
+        vtok(*arguments, "--images", "2", "--steps", "4", "--methods", "random", "--json")[1]
+    )
+    assert list(document["methods"]) == ["random"]
+    assert len(document["methods"]["random"]["deletion_curve"]) == 5
+
+
+def test_faithfulness_against_masks(vtok: Vtok, checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+    """Digits as photos, with their ink as the foreground; one has no mask that fits, one is broken."""
+    digits = open_dataset("digits", "val")
+    for split in ("train", "val"):
+        for digit in range(10):
+            (tmp_path / "data" / split / str(digit)).mkdir(parents=True)
+            digits[digit][0].save(tmp_path / "data" / split / str(digit) / f"{digit}.png")
+    (tmp_path / "masks").mkdir()
+    for digit in range(10):
+        ink = (np.asarray(digits[digit][0].convert("L")) > 100).astype(np.uint8) * 255
+        Image.fromarray(ink).save(tmp_path / "masks" / f"{digit}.png")
+    Image.new("L", (3, 3)).save(tmp_path / "masks" / "4.png")
+    (tmp_path / "data" / "val" / "7" / "7.png").write_bytes(b"no picture")
+    arguments = (
+        "explain",
+        "--faithfulness",
+        "--data",
+        f"folder:{tmp_path / 'data'}",
+        "--checkpoint",
+        checkpoint,
+    )
+    options = ("--masks", tmp_path / "masks", "--steps", "2", "--methods", "clusters", "random", "--save")
+    code, text, err = vtok(*arguments, *options, tmp_path / "x.png", "--json")
+    assert code == 1
+    document = json.loads(text)
+    assert document["images"] == 8
+    assert [Path(bad["path"]).name for bad in document["unreadable"]] == ["4.png", "7.png"]
+    assert "7.png: not an image" in err
+    for method in document["methods"].values():
+        assert 0 <= method["auroc"]["mean"] <= 1
+        assert method["pointing"]["images"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give an image or a folder to explain, or --faithfulness with --data"),
+        (["x.png", "--faithfulness"], "give an image or a folder"),
+        (["--faithfulness"], "needs images to measure on; give --data"),
+        (["--faithfulness", "--data", "digits", "--save", "x.html"], r"end --save 'x.html' in .png"),
+        (["--faithfulness", "--data", "digits", "--images", "0"], "images=0 must be at least 1"),
+        (
+            ["--faithfulness", "--data", "digits", "--methods", "gradcam"],
+            "unknown method 'gradcam'; did you mean",
+        ),
+        (["nowhere.png"], "cannot read nowhere.png: no such file"),
+        (["x.png", "--checkpoint", "nowhere"], "checkpoint 'nowhere' does not exist"),
+    ],
+)
+def test_wrong_options_are_refused(vtok: Vtok, checkpoint: Path, arguments: list[str], message: str) -> None:
+    code, _, err = vtok("explain", "--checkpoint", checkpoint, *arguments)
+    assert code == 2
+    assert message in err
+
+
+def test_a_folder_is_saved_as_a_page(vtok: Vtok, checkpoint: Path, photos: Path) -> None:
+    code, _, err = vtok("explain", photos, "--checkpoint", checkpoint, "--save", "x.npz")
+    assert code == 2
+    assert "end --save 'x.npz' in .html" in err

@@ -1,0 +1,182 @@
+"""Help, options, config files, and errors about them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import visualtokens
+from visualtokens.cli.app import VERBS
+from visualtokens.cli.bench import parse_size
+from visualtokens.errors import UserError
+
+Vtok = Callable[..., tuple[int, str, str]]
+
+
+def test_usage_lists_the_verbs(vtok: Vtok) -> None:
+    code, text, _ = vtok()
+    assert code == 0
+    assert vtok("--help")[1] == text
+    for name, purpose in VERBS.items():
+        assert f"{name} " in text
+        assert purpose in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_version(vtok: Vtok) -> None:
+    assert vtok("--version") == (0, f"visualtokens {visualtokens.__version__}\n", "")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_describes_purpose_example_and_options(
+    vtok: Vtok, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    code, text, err = vtok(verb, "--help")
+    assert (code, err) == (0, "")
+    assert VERBS[verb] in text
+    assert f"example:\n  vtok {verb} " in text or f"example:\n  vtok {verb}\n" in text
+    for option in ("--config", "--print_config", "--json"):
+        assert option in text
+    described = re.split(r"\n(?:positional arguments|options):\n", text, maxsplit=1)[1]
+    for entry in re.split(r"\n(?=  \S)", described):
+        assert len(entry.split(None, 1)) == 2, f"not described: {entry}"
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_example_of_every_verb_parses(vtok: Vtok, verb: str) -> None:
+    example = shlex.split(importlib.import_module(f"visualtokens.cli.{verb}").VERB.example)
+    code, text, err = vtok(*example[1:], "--print_config")
+    assert (code, err) == (0, "")
+    assert "json: false" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tain"], "unknown verb 'tain'; did you mean 'train'?"),
+        (["--verson"], "unknown option '--verson'; did you mean '--version'?"),
+        (["train", "--model", "x"], "--data and --out must be given; --help shows an example"),
+        (["train", "--model"], "argument --model: expected one argument"),
+        (["bench"], "MODEL must be given; --help shows an example"),
+        (["bench", "a", "--batch", "many"], "--batch must be a whole number, not 'many'"),
+        (["bench", "a", "--threads", "1.5"], "--threads must be a whole number, not '1.5'"),
+        (["bench", "a", "--mode", "eagr"], "unknown --mode 'eagr'; did you mean 'eager'?"),
+        (
+            ["bench", "a", "--size", "12y"],
+            "size '12y' is not an image size; give 224 or 1280x800 (height x width)",
+        ),
+        (["bench", "paca_vit_nan"], "unknown model 'paca_vit_nan'; did you mean 'paca_vit_nano'?"),
+        (["models", "a", "b"], "unexpected argument 'b'; --help lists the options"),
+        (["models", "--filtr=x"], "unknown option '--filtr'; did you mean"),
+        (["papers", "paca-vti"], "unknown paper 'paca-vti'; did you mean 'paca-vit'?"),
+        (["train", "--config"], "--config needs a YAML file"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_code_2(vtok: Vtok, arguments: list[str], message: str) -> None:
+    code, out, err = vtok(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+TRAIN = ("train", "--model", "paca_vit_nano", "--data", "digits", "--out", "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--lr", "fast"], "--lr must be a number, not 'fast'"),
+        (["--lr", "-1"], "lr=-1.0 must be more than 0"),
+        (["--model_args", "deep"], "--model_args must be a mapping, not 'deep'"),
+        (["--model_args.wings", "2"], "model 'paca_vit_nano' refuses model_args={'wings': 2}"),
+        (["--overwrite", "--resume"], "overwrite and resume exclude each other"),
+        (["--augment", "foto"], "unknown augmentation 'foto'; did you mean 'photo'?"),
+        (["--resume"], "nothing to resume: 'run' holds no run"),
+        (["--resume", "atuo"], "--resume must be true or false or 'auto', not 'atuo'"),
+        (["--drop_path", "much"], "--drop_path must be a number or a mapping, not 'much'"),
+        (["--optimizer_args.momentm", "0.9"], "unknown argument of adamw in optimizer_args: 'momentm'"),
+        (["--mixup", "0.8", "--teachr", "x"], "unknown option '--teachr'; did you mean '--teacher'?"),
+        (["--decay_rate", "0.5"], "decay_rate=0.5 has no effect with schedule=cosine; leave it out or give"),
+    ],
+)
+def test_mistakes_in_training_options(
+    vtok: Vtok,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    changes: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = vtok(*TRAIN, *changes)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read config file '{path}': No such file or directory"),
+        (b"\xff\xfe\x00", "config file '{path}' is not text; it must be YAML"),
+        (b"lr: [1", "config file '{path}' is not YAML: "),
+        (b"lr: \x07", "config file '{path}' is not YAML: "),
+        (b"just words", "config file '{path}' must hold lines such as 'epochs: 10'"),
+        (b"", "config file '{path}' must hold lines such as 'epochs: 10'"),
+        (b"learning: 3", "unknown option in {path}: 'learning'"),
+        (b"lr: fast", "--lr must be a number, not 'fast'"),
+    ],
+)
+def test_unusable_config_files(vtok: Vtok, tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    code, out, err = vtok(*TRAIN, "--config", path)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: " + message.format(path=path))
+    assert err.count("\n") == 1
+
+
+def test_command_line_overrides_the_config_file(vtok: Vtok, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("lr: 0.5\nepochs: 7\nbf16: true\nmodel_args: {drop_path_rate: 0.1}\n")
+    for order in ([f"--config={path}", "--lr", "0.25"], ["--lr", "0.25", "--config", str(path)]):
+        code, text, _ = vtok(*TRAIN, *order, "--print_config")
+        assert code == 0
+        printed = yaml.safe_load(text)
+        assert (printed["lr"], printed["epochs"], printed["bf16"]) == (0.25, 7, True)
+        assert printed["model_args"] == {"drop_path_rate": 0.1}
+
+
+def test_printed_config_parses_to_itself(vtok: Vtok, tmp_path: Path) -> None:
+    for arguments in (
+        (*TRAIN, "--size", "40", "--bf16"),
+        (*TRAIN, "--resume", "auto", "--log", "wandb", "trackio", "--drop_path", '{"paca*": 0.1}'),
+        (*TRAIN, "--resume", "--drop_path", "0.1", "--optimizer_args.betas", "[0.9, 0.95]"),
+        ("bench", "a", "b", "--against", "c", "--size", "32x64"),
+    ):
+        printed = vtok(*arguments, "--print_config")[1]
+        (tmp_path / "printed.yaml").write_text(printed)
+        again = vtok(arguments[0], "--config", tmp_path / "printed.yaml", "--print_config")
+        assert again == (0, printed, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "size"), [(224, (224, 224)), ("96", (96, 96)), ("1280x800", (1280, 800)), ("32×64", (32, 64))]
+)
+def test_sizes_are_height_by_width(given: int | str, size: tuple[int, int]) -> None:
+    assert parse_size(given) == size
+
+
+@pytest.mark.parametrize("given", ["", "0", "0x3", "-1", "3x", "3x4x5", "1.5"])
+def test_invalid_sizes(given: str) -> None:
+    with pytest.raises(UserError, match="is not an image size"):
+        parse_size(given)

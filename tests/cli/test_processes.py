@@ -1,0 +1,149 @@
+"""``vtok`` as a process: main paths, common mistakes, signals and pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+VTOK = str(Path(sys.executable).with_name("vtok"))
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "90"}
+Vtok = Callable[..., tuple[int, str, str]]
+
+
+def start(*arguments: str | Path, command: Sequence[str] = (VTOK,)) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def test_train_eval_predict_as_processes(folder: Path, data: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["--model", "paca_vit_nano", "--data", data, "--batch", "32", "--seed", "0"]
+    code, text, log = finish(start("train", *options, "--out", out, "--epochs", "2"))
+    assert code == 0, log
+    assert "epoch 2/2: loss" in log
+    assert "it/s" not in log, "no progress bar without a terminal"
+    accuracy = re.search(r"accuracy (\d+\.\d)% after 2 of 2 epochs", text)
+    assert accuracy, text
+    assert f"vtok eval --checkpoint {out}" in text
+
+    evaluation, prediction, module = (
+        start("eval", "--checkpoint", out, "--data", data, "--json"),
+        start("predict", folder / "0.png", folder / "1.png", "--checkpoint", out, "--top", "2", "--json"),
+        start(*options, "--out", out, command=(sys.executable, "-m", "visualtokens.train")),
+    )
+    code, text, log = finish(evaluation)
+    assert (code, log) == (0, "")
+    result = json.loads(text)
+    assert f"{result['accuracy']:.1%}" == f"{accuracy[1]}%"
+    assert result["images"] == sum(map(sum, result["confusion"])) == 30
+
+    code, text, log = finish(prediction)
+    assert (code, log) == (0, "")
+    predictions = json.loads(text)["predictions"]
+    assert [Path(p["image"]).name for p in predictions] == ["0.png", "1.png"]
+    for p in predictions:
+        first, second = (c["probability"] for c in p["classes"])
+        assert 1 > first >= second > 0
+
+    code, text, log = finish(module)  # the same command as a module; it finds the folder taken
+    assert (code, text) == (2, "")
+    assert "already holds a run; give --resume, --overwrite or another --out" in log
+
+
+def test_mistakes_end_with_one_line_and_code_2(tmp_path: Path) -> None:
+    good = {"--model": "paca_vit_b0", "--data": "digits", "--out": str(tmp_path / "run")}
+
+    def command(changes: dict[str, str]) -> list[str]:
+        return ["train", *(part for pair in (good | changes).items() for part in pair)]
+
+    cases = {
+        "unknown model 'paca_vit_bo'; did you mean 'paca_vit_b0'?": command({"--model": "paca_vit_bo"}),
+        "unknown option '--epoch'; did you mean '--epochs'?": command({"--epoch": "3"}),
+    }
+    running = {message: start(*arguments) for message, arguments in cases.items()}
+    for message, process in running.items():
+        assert finish(process) == (2, "", f"error: {message}\n")
+    assert not (tmp_path / "run").exists()
+
+
+def wait_for_epoch(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("epoch 1/"), line
+
+
+def test_interrupted_training_leaves_a_usable_checkpoint(vtok: Vtok, data: str, tmp_path: Path) -> None:
+    options = ("--model", "paca_vit_nano", "--data", data, "--out", tmp_path / "run", "--batch", "32")
+    process = start("train", *options, "--epochs", "10000")
+    wait_for_epoch(process)
+    process.send_signal(signal.SIGINT)
+    status, text, log = finish(process)
+    assert status == 130
+    assert "Traceback" not in log
+    assert re.search(r"interrupted at step \d+; resume with: vtok train … --resume auto", log)
+    status, text, _ = vtok("eval", "--checkpoint", tmp_path / "run", "--data", data)
+    assert status == 0
+    assert text.startswith("accuracy ")
+    done = len((tmp_path / "run" / "log.jsonl").read_text().splitlines())
+    status, _, log = vtok("train", *options, "--epochs", str(done + 1), "--resume", "auto")
+    assert status == 0
+    first, second = log.splitlines()
+    assert first.startswith("resumed after step ")
+    assert second.startswith(f"epoch {done + 1}/{done + 1}: ")
+
+
+def test_second_signal_ends_the_process() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from visualtokens.train.distributed import catch_signals\n"
+        "with catch_signals() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('asked', bool(stop), flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    process = start("-c", code, command=(sys.executable,))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asked True\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == -signal.SIGINT
+
+
+def test_closed_pipe_is_no_error() -> None:
+    process = start("models", "nano")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=300) == 1
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """The list of verbs imports nothing heavy beyond the package itself."""
+    code = (
+        "import sys, visualtokens; before = set(sys.modules)\n"
+        "from visualtokens.cli import main; main(['--help'])\n"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}\n"
+        "heavy = {'torchmetrics', 'jsonargparse', 'sklearn', 'matplotlib', 'tqdm', 'scipy'}\n"
+        "print(sorted(new & heavy), file=sys.stderr)"
+    )
+    process = start("-c", code, command=(sys.executable,))
+    status, _, err = finish(process)
+    assert (status, err) == (0, "[]\n")

@@ -1,0 +1,128 @@
+"""``vtok reduce``: the table, the budgets, the search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from PIL import Image
+
+from visualtokens.bench import interleave
+from visualtokens.cli.parse import parse
+from visualtokens.cli.reduce import VERB, parse_keep
+from visualtokens.errors import UserError
+from visualtokens.train import TrainConfig, load_checkpoint, train
+from visualtokens.tune import planning as measure
+
+Vtok = Callable[..., tuple[int, str, str]]
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("token_pooling_*.yaml"))
+QUICK = ("--rounds", "1", "--batch", "2")
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call per turn and no repeats: what is measured does not matter here."""
+    monkeypatch.setattr(measure, "interleave", partial(interleave, min_seconds=0.0, retries=0))
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory, data: str) -> Path:
+    """A vision transformer of 64 patches and 3 blocks, trained for one epoch."""
+    out = tmp_path_factory.mktemp("vit") / "run"
+    small = dict(patch_size=4, embed_dim=24, depth=3, num_heads=2)
+    config = TrainConfig(
+        model="deit_tiny_patch16_224", data=data, out=str(out), epochs=1, batch=32, size=32, model_args=small
+    )
+    train(config)
+    return out
+
+
+def test_table_shows_the_requested_schedule_first(vtok: Vtok, vit: Path, data: str, tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    options = ("--method", "merge", "--keep", "40,20,10", "--data", data, "--save", picture, *QUICK)
+    code, text, _ = vtok("reduce", vit, *options)
+    assert code == 0
+    header = next(line for line in text.splitlines() if line.startswith("schedule"))
+    assert header.split() == ["schedule", "tokens", "GMACs", "images/s", "peak", "MB", "speed", "accuracy"]
+    assert "keep 40,20,10" in text
+    assert "visualtokens.reduce(model, 'merge', keep=[40, 20, 10])" in text
+    assert Image.open(picture).size[0] > 500
+
+
+def test_json_contains_the_plan(vtok: Vtok, vit: Path) -> None:
+    code, text, _ = vtok("reduce", vit, "--method", "power_bert", "--macs", "0.5", "--json", *QUICK)
+    document = json.loads(text)
+    full, chosen = document["tradeoff"]["rows"][:2]
+    assert code == 0
+    assert document["keep"] == chosen["keep"] == document["plan"]["keep"]
+    assert document["plan"]["macs"] == chosen["macs"] <= 0.5 * full["macs"]
+    assert document["tradeoff"]["quality"] is None
+
+
+def test_timm_model_reports_random_weights(vtok: Vtok) -> None:
+    options = ("--size", "32", "--method", "random", "--keep", "0.5", *QUICK)
+    code, text, _ = vtok("reduce", "deit_tiny_patch16_224", *options)
+    assert code == 0
+    assert "The weights are random" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--keep", "0.5", "--speedup", "2"), "--keep and --speedup exclude each other"),
+        (("--method", "kmedoid"), "unknown method 'kmedoid'; did you mean 'kmedoids'?"),
+        (("--keep", "many"), "keep='many' is not valid"),
+        (("--macs", "10"), "macs=10 is out of reach"),
+        (("--search",), "--search needs --lambda"),
+        (("--weights", "x.safetensors"), "has weights of its own"),
+    ],
+)
+def test_wrong_options_are_refused(vtok: Vtok, vit: Path, options: tuple[str, ...], message: str) -> None:
+    code, text, err = vtok("reduce", vit, *options)
+    assert (code, text) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_search_saves_a_reduced_checkpoint(vtok: Vtok, vit: Path, data: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "search: true\nlambda: 0.02\nmethod: merge\nsearch_epochs: 2\nepochs: 1\n"
+        "train: {batch: 16, lr: 0.002, augment: none}\n"
+    )
+    out = tmp_path / "pooled"
+    code, text, err = vtok("reduce", vit, "--config", recipe, "--data", data, "--out", out, "--json")
+    document = json.loads(text)
+    assert code == 0
+    stages = [line for line in err.splitlines() if not line.startswith("epoch")]
+    assert stages[0].startswith("soft extraction at lambda 0.02")
+    assert stages[1].startswith(f"fine-tuning with merge at {document['keep']} tokens")
+    model = load_checkpoint(document["out"]).model
+    assert list(model.reduction.schedule.tokens(64)) == document["keep"]
+    assert document["macs"] < document["full_macs"]
+    code, text, _ = vtok("eval", "--checkpoint", out / "merge", "--data", data)
+    assert code == 0
+    assert f"accuracy {document['accuracy']:.1%}" in text
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_parses_with_its_training_options(path: Path) -> None:
+    config, _ = parse("reduce", "", VERB, ["run", "--config", str(path)])
+    for key, value in yaml.safe_load(path.read_text()).items():
+        assert getattr(config, {"lambda": "lambda_"}.get(key, key)) == value, key
+    TrainConfig(
+        model="deit_small_patch16_224", data="digits", out="run", epochs=config.epochs, **config.train
+    )
+
+
+def test_keep_as_typed() -> None:
+    assert parse_keep("0.5") == 0.5
+    assert parse_keep("-13") == -13
+    assert parse_keep("deit_small/3") == "deit_small/3"
+    assert parse_keep("196,150,0") == [196, 150, 0]
+    with pytest.raises(UserError, match="is not valid"):
+        parse_keep("a,b")

@@ -1,0 +1,117 @@
+"""``vtok eval`` and ``vtok predict`` with a segmentation checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from visualtokens.checkpoint import load
+from visualtokens.data.decode import read_mask
+from visualtokens.errors import UserError
+from visualtokens.tasks import get_task
+from visualtokens.train import TrainConfig, load_checkpoint, train
+
+Vtok = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    (root / "classes.txt").write_text("dark\nbright\nnever seen\n")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 16), ("val", 3)):
+        for folder in ("images", "masks"):
+            (root / folder / split).mkdir(parents=True)
+        for i in range(count):
+            mask = np.zeros((36, 50), np.uint8)
+            mask[:, : rng.integers(10, 40)] = 1
+            Image.fromarray(np.stack([40 + 170 * mask] * 3, axis=2)).save(root / f"images/{split}/{i}.png")
+            Image.fromarray(mask).save(root / f"masks/{split}/{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = str(tmp_path_factory.mktemp("run"))
+    head = dict(dim=8, width=8, token_dim=8, attn_dim=4, hidden=8)
+    config = TrainConfig(
+        task="segment",
+        model="vt_fpn",
+        model_args=dict(backbone="resnet18", backbone_args=dict(channels=[8, 8, 8, 8]), head_args=head),
+        data=f"masks:{data}",
+        out=out,
+        epochs=12,
+        size=32,
+        batch=4,
+        lr=1e-2,
+        label_smoothing=0.0,
+        overwrite=True,
+    )
+    train(config, progress=False)
+    return out
+
+
+def test_eval(vtok: Vtok, run: str, data: Path) -> None:
+    given = ("eval", "--checkpoint", run, "--data", f"masks:{data}", "--device", "cpu")
+    code, text, err = vtok(*given)
+    assert (code, err) == (0, "")
+    assert text.splitlines()[0].startswith("mIoU ")
+    assert "never seen" not in text  # neither in the truth nor predicted, or it would count
+    document = json.loads(vtok(*given, "--json")[1])
+    assert document["miou"] > 0.8
+    assert document["iou"][2] is None
+    assert np.sum(document["confusion"]) == 3 * 36 * 50
+    views = ("--scales", "0.5", "1.0", "--flip", "--window", "24")
+    more = json.loads(vtok(*given, *views, "--json")[1])
+    assert more["miou"] > 0.7
+    assert more["loss"] != document["loss"]
+
+
+def test_predict_writes_overlay_and_indices(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    Image.new("RGB", (1, 1), "white").save(tmp_path / "0.png")
+    images = [str(data / "images/val/0.png"), str(tmp_path / "0.png"), str(tmp_path / "broken.png")]
+    given = ("predict", *images, "--checkpoint", run, "--out", tmp_path / "out", "--device", "cpu")
+    code, text, err = vtok(*given)
+    assert code == 1
+    assert images[2] in err
+    document = json.loads(vtok(*given, "--json")[1])
+    first, second = document["predictions"]
+    assert [Path(first[k]).name for k in ("overlay", "classes")] == ["0_overlay.png", "0_classes.png"]
+    assert first["overlay"] in text
+    assert Path(second["classes"]).name == "0_2_classes.png"
+    predicted, truth = read_mask(first["classes"]), read_mask(data / "masks/val/0.png")
+    assert (predicted == truth).mean() > 0.85
+    assert read_mask(second["classes"]).shape == (1, 1)
+    assert sum(first["shares"].values()) == pytest.approx(1)
+    assert document["unreadable"][0]["path"] == images[2]
+
+
+def test_mismatches_are_refused(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:
+    code, _, err = vtok("eval", "--checkpoint", run, "--data", "digit_scenes")
+    assert code == 2
+    assert "has 11 classes (background, 0, 1, …), but" in err
+    code, _, err = vtok("predict", data / "images/val/0.png", "--checkpoint", run, "--score", "0.7")
+    assert (code, err) == (2, f"error: score=0.7 has no effect: {run} was trained to segment; leave it out\n")
+    config = json.loads((Path(run) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"task": "classify"}))
+    (tmp_path / "model.safetensors").write_bytes((Path(run) / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match="was trained to classify, not to segment"):
+        get_task("segment").load(tmp_path)
+    with pytest.raises(UserError, match="was trained to segment, not to classify"):
+        load_checkpoint(run)
+    config["model_args"]["head_args"]["dim"] = 16
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="does not fit 'vt_fpn'"):
+        load(tmp_path)
+
+
+def test_explain_refuses_a_segmentation_checkpoint(vtok: Vtok, run: str, data: Path) -> None:
+    code, _, err = vtok("explain", data / "images/val/0.png", "--checkpoint", run)
+    assert code == 2
+    assert "a checkpoint of task 'segment' cannot be explained yet" in err

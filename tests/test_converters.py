@@ -1,0 +1,150 @@
+"""Released checkpoints: every parameter is renamed, and the converted models reproduce the released outputs.
+
+``data/golden`` holds the parameter names of the released models, and their outputs for weights and images
+that follow from a rule (see its README).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from visualtokens.converters import convert
+from visualtokens.errors import UserError
+from visualtokens.models import create_model
+
+GOLDEN = Path(__file__).parent / "data/golden"
+TINY = "pacavit_tiny_p2cconv_100_0"
+MODELS = {  # released name: family, our name
+    TINY: ("paca", "paca_vit_tiny"),
+    "pacavit_small_p2cconv_100_0": ("paca", "paca_vit_small"),
+    "pacavit_small_p2cmlp_100_0": ("paca", "paca_vit_small_mlp"),
+    "pacavit_base_p2cconv_100_0": ("paca", "paca_vit_base"),
+    "stvit_small": ("stvit", "stvit_small"),
+    "stvit_base": ("stvit", "stvit_base"),
+    "stvit_large": ("stvit", "stvit_large"),
+}
+
+
+def released_shapes(released: str) -> dict[str, tuple[int, ...]]:
+    with (GOLDEN / f"{released}.keys.csv").open() as file:
+        return {
+            row["name"]: tuple(int(size) for size in row["shape"].split("x") if size)
+            for row in csv.DictReader(file)
+        }
+
+
+def names_only(released: str = TINY) -> dict[str, Tensor]:
+    """A checkpoint without values."""
+    shapes = released_shapes(released)
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def golden_tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+    if name.endswith("num_batches_tracked"):
+        return torch.tensor(0)
+    if name.endswith("fold.weights"):
+        return torch.eye(9).view(9, 1, 3, 3)
+    n = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+    if name.endswith("running_var"):
+        n = 1 + np.float32(0.1) * np.abs(n)
+    elif len(shape) >= 2:
+        scale = 8 if "clustering" in name else 0.5
+        n = n * np.float32(scale / np.sqrt(np.prod(shape[1:])))
+    elif name.endswith("weight"):
+        n = 1 + np.float32(0.1) * n
+    else:
+        n = np.float32(0.1) * n
+    return torch.from_numpy(n)
+
+
+def golden_image(height: int, width: int) -> Tensor:
+    noise = np.random.default_rng(height * 10000 + width).standard_normal((1, 3, height, width))
+    return torch.from_numpy(noise.astype(np.float32))
+
+
+@pytest.mark.parametrize("released", MODELS)
+def test_every_name_is_converted(released: str) -> None:
+    family, name = MODELS[released]
+    found = convert(names_only(released), family)
+    assert found.complete
+    assert (found.model, found.classes) == (name, 1000)
+    with torch.device("meta"):
+        create_model(name).load_state_dict(found.state_dict)  # strict: every name and shape
+
+
+@pytest.mark.parametrize("released", MODELS)
+def test_outputs_equal_those_of_the_released_model(released: str) -> None:
+    family, _ = MODELS[released]
+    checkpoint = {name: golden_tensor(name, shape) for name, shape in released_shapes(released).items()}
+    found = convert(checkpoint, family)
+    with torch.device("meta"):  # all weights come from the checkpoint
+        model = create_model(found.model, num_classes=found.classes, **found.options).eval()
+    model.load_state_dict(found.state_dict, assign=True)
+    outputs = json.loads((GOLDEN / f"{family}.json").read_text())
+    sizes = [key.split("/")[1] for key in outputs if key.startswith(f"{released}/")]
+    assert sizes
+    for size in sizes:
+        golden = outputs[f"{released}/{size}"]
+        with torch.inference_mode():
+            features = model.forward_features(golden_image(*map(int, size.split("x"))))
+            pooled = model.forward_head(features, pre_logits=True)
+            logits = model.get_classifier()(pooled)[0]
+        assert torch.allclose(logits[:32], torch.tensor(golden["logits"]), atol=1e-4, rtol=0)
+        assert logits.std().item() == pytest.approx(golden["logits_std"], abs=1e-4)
+        if "features_sum" in golden:
+            assert pooled.sum().item() == pytest.approx(golden["features_sum"], rel=1e-4)
+
+
+def test_values_are_those_of_the_checkpoint() -> None:
+    released = names_only()
+    for name in ("stage2.1.attn.k.bias", "stage2.1.attn.v.bias", "norm3.weight"):
+        released[name] = torch.randn(released[name].shape)
+    found = convert(released, "paca").state_dict
+    both = torch.cat([released["stage2.1.attn.k.bias"], released["stage2.1.attn.v.bias"]])
+    assert torch.equal(found["stages.1.blocks.1.attn.kv.bias"], both)
+    assert found["stages.2.norm.weight"] is released["norm3.weight"]
+
+
+@pytest.mark.parametrize("wrapper", ["model", "state_dict_ema"])
+def test_checkpoints_of_training_scripts(wrapper: str) -> None:
+    saved = {wrapper: {f"module.{name}": t for name, t in names_only().items()}, "epoch": 299}
+    assert convert(saved, "paca").complete
+
+
+def test_other_or_no_classifier() -> None:
+    backbone = {name: t for name, t in names_only().items() if not name.startswith("head")}
+    head = {"head.weight": torch.empty(10, 384), "head.bias": torch.empty(10)}
+    found = convert(backbone | head, "paca")
+    assert (found.classes, found.complete) == (10, True)
+    found = convert(backbone, "paca")
+    assert (found.model, found.classes, found.missing) == ("paca_vit_tiny", 0, [])
+
+
+def test_differences_are_listed() -> None:
+    released = names_only()
+    released["stage1.0.attn.relative.table"] = torch.empty(3)
+    del released["stage1.1.attn.v.weight"]  # a key without its value
+    del released["norm2.bias"]
+    released["stage3.0.mlp.fc1.bias"] = torch.empty(7)
+    found = convert(released, "paca")
+    assert not found.complete
+    assert found.unknown == ["stage1.0.attn.relative.table", "stage1.1.attn.k.weight"]
+    assert found.missing == ["stages.0.blocks.1.attn.kv.weight", "stages.1.norm.bias"]
+    assert found.misfits == ["stages.2.blocks.0.ffn.fc1.bias: 7 in the checkpoint, 1280 in paca_vit_tiny"]
+
+
+def test_invalid_arguments() -> None:
+    with pytest.raises(UserError, match="unknown family of checkpoints 'pacca'; did you mean 'paca'"):
+        convert(names_only(), "pacca")
+    with pytest.raises(UserError, match="not a checkpoint of 'paca': its names, such as 'layer1"):
+        convert({"layer1.weight": torch.empty(2)}, "paca")
+    with pytest.raises(UserError, match="no tensors in the checkpoint, only 'epoch'"):
+        convert({"epoch": 3}, "paca")
