@@ -105,7 +105,7 @@ FAST_PATHS: dict[str, FastPath] = {
         compiled=True,
     ),
     "folding_stvit": folding("stvit_small"),
-    "folding_paca": folding("paca_vit_b0"),
+    "folding_paca": folding("paca_vit_tiny"),
     "folding_vt": folding("vt_resnet18"),
     "conv_linears": FastPath(
         "large linear layers of a fused stvit_small as 1×1 convolutions",

@@ -1,15 +1,14 @@
-"""How much of a training run is spent on anything but the model: waiting for images, and the engine itself.
+"""The overhead of a training run over the bare model: waiting for images, and the engine itself.
 
     python benchmarks/train_pipeline.py --save results/train_pipeline.json
 
-Trains a model on a folder of JPEGs of the size of ImageNet's, made here, and in turn, in blocks of steps,
-runs the bare loop (forward, backward, step on one batch that is always the same) with the same model and
-loss: once with the engine's optimizer, which updates all weights in one kernel, and once with AdamW as
-torch gives it to who asks for nothing. The first steps of each block are not counted: they find batches
-that were prepared during the others.
+Trains a model on a folder of generated JPEGs of ImageNet's size. Blocks of its steps alternate with blocks of
+the bare loop (forward, backward and optimizer step on one fixed batch) with the same model and loss: once
+with the engine's optimizer, which updates all weights in one kernel, and once with torch's default AdamW.
+The first steps of each block are not counted, because their batches were prepared during the other blocks.
 
-Last of all, the engine is given one batch that is ready, again and again: what is left is its own cost.
-Before, the two cores that train also decode, which the bare loop does not have to.
+A last run gives the engine one prepared batch repeatedly, which leaves its own overhead. In the other runs,
+the cores that train also decode images, which the bare loop does not.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ CLASSES = 10
 
 
 def make_folder(root: Path, count: int) -> str:
-    """Photographs of 500×375 for lack of real ones: coloured clouds with fine grain, about 90 kB each."""
+    """Write synthetic photographs of 500×375, coloured clouds with fine grain, about 90 kB each."""
     rng = np.random.default_rng(0)
     for split, images in (("train", count), ("val", CLASSES)):
         for i in range(images):
@@ -60,7 +59,7 @@ def make_folder(root: Path, count: int) -> str:
 
 
 class Ready:
-    """In place of a loader: one batch as often as an epoch has batches."""
+    """A loader that repeats one prepared batch."""
 
     def __init__(self, batch: Batch, count: int) -> None:
         self.batch, self.count = batch, count
@@ -76,7 +75,7 @@ class Ready:
 
 
 class Bare:
-    """Forward, backward, step."""
+    """The bare loop: forward, backward and optimizer step on one fixed batch."""
 
     def __init__(self, config: TrainConfig, *, by_hand: bool) -> None:
         self.model = build_model(config.model, classes=CLASSES, model_args={}).train()
@@ -92,7 +91,7 @@ class Bare:
 
 
 def measure(config: TrainConfig, *, block: int, ready: bool = False) -> dict[str, Any]:
-    """Train one epoch of the engine, with a block of each bare loop after every block of it."""
+    """Throughput of one epoch of the engine, alternating with blocks of the bare loops."""
     run = Run(config, device=CPU, team=Team(), progress=False)
     loader = Ready(next(iter(run.train_loader)), len(run.train_loader)) if ready else run.train_loader
     loops = {"bare": Bare(config, by_hand=False), "by_hand": Bare(config, by_hand=True)}
@@ -101,7 +100,7 @@ def measure(config: TrainConfig, *, block: int, ready: bool = False) -> dict[str
     waited: list[float] = []
     before = (0.0, 0.0)
 
-    def after_step(taken: StepResult | None) -> None:
+    def after_step(result: StepResult | None) -> None:
         nonlocal before
         place = (stats.steps - 1) % block
         if place >= SKIPPED:

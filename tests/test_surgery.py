@@ -79,7 +79,8 @@ def test_fused_models_can_be_copied_and_compiled() -> None:
         expected = model(images())
         for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.allclose(same(images()), expected, atol=1e-6)
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
         assert torch.allclose(compiled(images()), expected, atol=1e-5)
 
 

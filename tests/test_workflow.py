@@ -1,4 +1,4 @@
-"""The GitHub workflow tests what the project promises."""
+"""The CI workflow has a job for every kernel combination and supported Python version."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def jobs() -> dict[str, Any]:
     return yaml.safe_load(WORKFLOW.read_text())["jobs"]
 
 
-def test_every_combination_of_kernels_is_a_job(jobs: dict[str, Any]) -> None:
+def test_every_kernel_combination_is_a_job(jobs: dict[str, Any]) -> None:
     assert jobs["cpus"]["strategy"]["matrix"]["cpu"] == list(COMBINATIONS)
 
 
-def test_every_promised_python_is_a_job(jobs: dict[str, Any]) -> None:
+def test_every_supported_python_is_a_job(jobs: dict[str, Any]) -> None:
     assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]

@@ -14,7 +14,7 @@ import pytest
 
 import visualtokens
 from visualtokens.cli import models
-from visualtokens.cli.parse import Result, Verb
+from visualtokens.cli.verb import Result, Verb
 from visualtokens.data import Batch
 from visualtokens.train.step import Learner, StepResult
 

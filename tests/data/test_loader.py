@@ -34,14 +34,8 @@ from visualtokens.data import (
 from visualtokens.errors import UserError
 
 PREPROCESS = Preprocess((16, 16), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-EVERYTHING = Augment(
-    crop_area=(0.5, 1.0),
-    flip=0.5,
-    rotate=10,
-    brightness=0.2,
-    hue=0.1,
-    policy="rand-m9-mstd0.5",  # draws from global generators
-    erase=0.5,
+EVERYTHING = Augment(  # the policy and erasing draw from global generators
+    crop_area=(0.5, 1.0), flip=0.5, rotate=10, brightness=0.2, hue=0.1, policy="rand-m9-mstd0.5", erase=0.5
 )
 
 
@@ -350,7 +344,7 @@ from visualtokens.data.arrays import Digits
 signal.signal(signal.SIGINT, lambda *_: None)
 signal.signal(signal.SIGTERM, lambda *_: None)
 torch.set_num_threads(2)
-torch.rand(4_000_000).exp().sum()  # starts the OpenMP threads of this process
+torch.rand(4_000_000).exp().sum()  # starts threads, also in workers before worker_init_fn
 
 gc.disable()
 file = io.BytesIO()
@@ -381,9 +375,9 @@ raise RuntimeError("a crash")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inspects /proc")
 def test_workers_survive_the_fork_and_signals_but_not_their_parent() -> None:
-    """Workers use no OpenMP threads of the parent, free none of its garbage, and ignore signals to the job.
+    """Workers free no garbage of the parent, ignore signals to the whole job, and exit with the parent.
 
-    Otherwise they would hang (threads of OpenMP and of the AVIF decoder do not exist in a fork) or exit.
+    Freeing an AVIF decoder would hang, because its threads do not exist in a fork.
     """
     done = subprocess.run(
         [sys.executable, "-c", WORKERS], capture_output=True, text=True, timeout=120, start_new_session=True

@@ -322,13 +322,6 @@ def test_in_clusters_of_two_the_lower_index_is_the_medoid() -> None:
     assert result.indices.tolist() == [list(range(0, 80, 2))] * 4
 
 
-def test_an_empty_cluster_keeps_its_medoid() -> None:
-    """Of two equal medoids the second is empty, until the first moves away."""
-    x, start = torch.tensor([0.0, 0.0, 0.1, 0.2, 5.0]).view(1, 5, 1), torch.tensor([0, 1, 4])
-    assert kmedoids(x, 3, init=start, iterations=0).assignment.tolist() == [[0, 0, 0, 0, 2]]
-    assert kmedoids(x, 3, init=start, iterations=1).indices.tolist() == [[2, 1, 4]]
-
-
 @pytest.mark.parametrize(("k", "init", "largest"), [(16, None, 64 * 64), (60, "distinct", 32 * 32)])
 def test_kmedoids_makes_no_tensor_larger_than_its_distances(k: int, init: Any, largest: int) -> None:
     """N = 64, C = 8: all pairs; or, if four tokens are dropped, the pairs of two halves."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,9 @@ class BrightenTraining(Training[Batch]):
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     register_task(Brighten())
-    yield
 
 
 @pytest.mark.usefixtures("registered")
@@ -146,7 +145,7 @@ def test_registered_task_trains_evaluates_predicts_and_loads(
 
 
 def test_unknown_task_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="unknown task 'segmnt'; did you mean 'segment'?"):
+    with pytest.raises(UserError, match="unknown task 'segmnt'; did you mean 'segment'"):
         get_task("segmnt")
 
 

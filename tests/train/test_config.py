@@ -97,5 +97,5 @@ def test_given_warm_up() -> None:
 def test_refuse_raises_for_given_options_only() -> None:
     config = make(mixup=0.8, model_args={"x": 1})
     config.refuse(["cutmix", "loss_args", "teacher"])
-    with pytest.raises(UserError, match="mixup=0.8 has no effect with task=classify; leave it out"):
+    with pytest.raises(UserError, match=r"mixup=0\.8 has no effect with task=classify; leave it out"):
         config.refuse(["cutmix", "mixup"])

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from visualtokens.cli.parse import Failure, Result, Verb
+from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 
 # Each verb is a module of its name, imported only to run it.

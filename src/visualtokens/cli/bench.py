@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from visualtokens.cli.parse import Result, Verb
+from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import UserError
 
 

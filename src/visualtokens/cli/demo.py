@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from visualtokens.cli.parse import Result, Verb
+from visualtokens.cli.verb import Result, Verb
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
-from visualtokens.cli.parse import Result, Verb, options_of_task
+from visualtokens.cli.verb import Result, Verb, options_of_task
 
-COMMON = ("checkpoint", "data", "split", "batch", "size", "workers", "device")  # the others depend on the task
+COMMON = (
+    "checkpoint",
+    "data",
+    "split",
+    "batch",
+    "size",
+    "workers",
+    "device",
+)  # the others depend on the task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +28,8 @@ class EvalConfig:
 
     data: str
     """Images to evaluate on: digits, digit_scenes, folder:PATH or npz:FILE. For segmentation digit_scenes,
-    masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes or coco:PATH."""
+    masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes or
+    coco:PATH."""
 
     split: Literal["train", "val"] = "val"
     """Split of the data."""
@@ -59,9 +68,7 @@ def run(config: EvalConfig) -> Result:
         checkpoint = task.resize(checkpoint, config.size)
     dataset = task.open_data(config.data, config.split, model=checkpoint.model)
     require_classes(config.data, dataset.classes, config.checkpoint, classes)
-    loading = Loading(
-        batch=task.eval_batch if config.batch is None else config.batch, workers=config.workers
-    )
+    loading = Loading(batch=task.eval_batch if config.batch is None else config.batch, workers=config.workers)
     batches = task.loader(dataset, checkpoint.preprocess, loading)
     evaluation = task.evaluate(checkpoint, batches, **options)
     warn_unreadable(evaluation.unreadable)

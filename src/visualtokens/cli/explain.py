@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
-from visualtokens.cli.parse import Failure, Result, Verb
+from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 from visualtokens.tables import table
 
@@ -152,7 +152,7 @@ def _text(explanation: Explanation, saved: str) -> str:
     before = float(explanation.probabilities[target])
     rows = [(str(k), f"{explanation.masked_probability(k):.1%}") for k in explanation.top]
     return (
-        f"The model gives {explanation.class_name(target)!r} a probability of {before:.1%}. {explanation.about}\n"
+        f"The probability of {explanation.class_name(target)!r} is {before:.1%}. {explanation.about}\n"
         f"Its probability when one cluster is hidden ({explanation.layer}):\n\n"
         + table(rows, header=("cluster", "probability"), right=(0, 1))
         + f"\n\nsaved as {saved}"
@@ -248,7 +248,9 @@ def _folder_text(gallery: Gallery, saved: str) -> str:
         (entry.name, f"{entry.probability:.1%}", entry.target, f"{entry.clusters[0][1]:.1%}")
         for entry in gallery.entries
     ]
-    head = table(rows, header=("image", "probability", "class", "importance of its top cluster"), right=(1, 3))
+    head = table(
+        rows, header=("image", "probability", "class", "importance of its top cluster"), right=(1, 3)
+    )
     left_out = f", {len(gallery.refused)} files left out" if gallery.refused else ""
     return f"{head}\n\n{len(rows)} images explained{left_out}; saved as {saved}"
 

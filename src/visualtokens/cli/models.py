@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from visualtokens.cli.parse import Result, Verb
+from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import unknown
 from visualtokens.tables import table
 

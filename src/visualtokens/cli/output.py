@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visualtokens.cli.parse import Result
+from visualtokens.cli.verb import Result
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -1,48 +1,22 @@
-"""Verbs of the command line: options from the fields of a dataclass, and one-line errors for wrong ones."""
+"""Parsing: the options of a verb from the fields of its dataclass, and one-line errors for wrong ones."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 from docstring_parser import parse_from_object
 from jsonargparse import ArgumentParser
 
+from visualtokens.cli.verb import Verb
 from visualtokens.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    from visualtokens.tasks import Task
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One verb. Its options are the fields of a dataclass, described by the docstring below each field."""
-
-    config: type
-    run: Callable[[Any], Result]  # takes a ``config``
-    example: str
-    positional: str | None = None  # the field that is given without a name
-
-
-@dataclass(frozen=True)
-class Result:
-    """The output of a verb, as text and as a JSON document."""
-
-    text: str
-    document: dict[str, Any]
-    code: int = 0  # exit code
-    silent: bool = False  # printed by another process
-
-
-class Failure(Exception):
-    """The options were right but the work failed; the message is one line, the exit code 1."""
+from visualtokens.tasks.options import default_of
 
 
 def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tuple[Any, bool]:
@@ -108,7 +82,7 @@ def _add(
     parser: ArgumentParser, field: dataclasses.Field[Any], hint: Any, description: str, *, positional: bool
 ) -> None:
     """Add the option of one field."""
-    default = _default(field)
+    default = default_of(field)
     shows_default = bool(default) or (isinstance(default, (int, float)) and hint is not bool)
     text = (description + (f" (default: {default})" if shows_default else "")).replace("%", "%%")
     several = get_origin(hint) is list
@@ -139,27 +113,6 @@ def _spelled(field: dataclasses.Field[Any]) -> str:
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
-def options_of_task(config: Any, task: Task, *, common: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
-    """Return the given options beyond the ``common`` ones of a verb; the task must have them in ``own``."""
-    given = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if field.name not in common and getattr(config, field.name) != _default(field)
-    }
-    for name, value in given.items():
-        if name not in own:
-            raise UserError(
-                f"{name}={value} has no effect: {config.checkpoint} was trained to {task.name}; leave it out"
-            )
-    return given
 
 
 # Config files.

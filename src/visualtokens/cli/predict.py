@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visualtokens.cli.output import for_each_image
-from visualtokens.cli.parse import Result, Verb, options_of_task
+from visualtokens.cli.verb import Result, Verb, options_of_task
 
 if TYPE_CHECKING:
     from PIL import Image

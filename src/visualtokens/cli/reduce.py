@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from visualtokens.cli.bench import parse_size
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
-from visualtokens.cli.parse import Failure, Result, Verb
+from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -259,9 +259,7 @@ def _images(
 def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | None) -> str:
     lines = [found.table()]
     if config.weights is None and not Path(config.model).exists():
-        lines.append(
-            "The weights are random: speed and memory are real, accuracy and agreement are not; see --weights."
-        )
+        lines.append("The weights are random: only speed and memory are meaningful; see --weights.")
     if chosen:
         keep = list(found.rows[1].keep)
         lines += ["", f"{found.rows[1].name}: visualtokens.reduce(model, {config.method!r}, keep={keep})"]

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
-from visualtokens.cli.parse import Failure, Result, Verb
+from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.train.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -33,7 +33,9 @@ class Task(ABC):
     name: str
     score: str  # validation metric, higher is better, that selects the best checkpoint
     unused: tuple[str, ...] = ()  # training options that have no effect on this task
-    eval_options: tuple[str, ...] = ()  # options of `vtok eval` that `evaluate` takes, besides the common ones
+    eval_options: tuple[
+        str, ...
+    ] = ()  # options of `vtok eval` that `evaluate` takes, besides the common ones
     predict_options: tuple[str, ...] = ()  # likewise for `vtok predict` and `predict`
     draws: bool = False  # whether predictions have pictures to save
     eval_batch: int = 64  # default batch size of an evaluation
@@ -66,7 +68,9 @@ class Task(ABC):
 
     def classifier(self, checkpoint: Checkpoint) -> nn.Module:
         """Return a model from images to logits ``(B, classes)``, which explanations need."""
-        raise UserError(f"a checkpoint of task {self.name!r} cannot be explained yet; give one of a classifier")
+        raise UserError(
+            f"a checkpoint of task {self.name!r} cannot be explained yet; give one of a classifier"
+        )
 
     def resize(self, checkpoint: Checkpoint, size: int) -> Checkpoint:
         """Return the checkpoint with another input size."""

@@ -68,7 +68,7 @@ def train_epoch(
     progress: Progress,
     after_step: Callable[[StepResult | None], None],
 ) -> bool:
-    """Train on the batches of this epoch that ``stats`` does not count yet; return False if stopped by a signal.
+    """Train on the batches of this epoch after ``stats.steps``; return False if a signal stopped it.
 
     ``bad`` collects unreadable images and raises when there are too many. ``after_step`` is called after
     every step, with None for a step that was left out because a process had no image for it.

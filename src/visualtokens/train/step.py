@@ -156,7 +156,9 @@ class Learner(Generic[E]):
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return nn.utils.get_total_norm(gradients).item()
 
-    def _aggregate(self, pieces: Sequence[E], losses: Sequence[Loss], norm: float, *, images: int) -> StepResult:
+    def _aggregate(
+        self, pieces: Sequence[E], losses: Sequence[Loss], norm: float, *, images: int
+    ) -> StepResult:
         """Sum the losses and metrics of all parts and processes, and check that they are finite."""
         names = sorted(losses[0].sums)
         loss = sum(loss.value.item() * len(piece) for piece, loss in zip(pieces, losses, strict=True))
@@ -183,8 +185,8 @@ class Learner(Generic[E]):
         self.skipped_in_a_row += 1
         if self.skipped_in_a_row >= self.config.max_bad_steps:
             raise Diverged(
-                f"{problem}, the last of {self.skipped_in_a_row} such steps in a row; none of them was saved; "
-                " try a lower lr, a longer warm-up or a smaller clip"
+                f"{problem}, the last of {self.skipped_in_a_row} such steps in a row; none was saved; "
+                "try a lower lr, a longer warm-up or a smaller clip"
             )
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:

@@ -20,8 +20,8 @@ from tests.tasks.detect.conftest import CLASSES, NOTHING, TWO, image, target
 from visualtokens.bench import count_macs
 from visualtokens.errors import UserError
 from visualtokens.tasks.detect import create
-from visualtokens.tasks.detect.create import DETECTORS
 from visualtokens.tasks.detect.detectors import FitImages, PyramidBackbone
+from visualtokens.tasks.detect.models import DETECTORS
 from visualtokens.tasks.timm_models import Backbone
 
 every_detector = pytest.mark.parametrize("name", DETECTORS)

@@ -15,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 from visualtokens.data.detection import Objects
 from visualtokens.errors import UserError
 from visualtokens.tasks.detect.detections import Detections
-from visualtokens.tasks.detect.evaluate import Comparison, Precision
+from visualtokens.tasks.detect.evaluation import Comparison, Precision
 
 SIDE, CLASSES = 120, 4
 SIZE = (SIDE, SIDE)

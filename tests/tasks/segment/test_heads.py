@@ -169,9 +169,9 @@ def test_reach_of_the_levels() -> None:
     """FPN hands down from coarse to fine; the tokens of VT-FPN reach every level, once it has learned."""
     torch.manual_seed(0)
     assert reach(FPN(CHANNELS, dim=8)) == [[True, True, True], [False, True, True], [False, False, True]]
-    fresh = VTFPN(CHANNELS, dim=16, tokens=2, token_dim=8, attn_dim=8, hidden=8)
-    assert reach(fresh) == [[i == j for j in range(3)] for i in range(3)]
-    assert reach(randomised(fresh)) == [[True] * 3] * 3
+    untrained = VTFPN(CHANNELS, dim=16, tokens=2, token_dim=8, attn_dim=8, hidden=8)
+    assert reach(untrained) == [[i == j for j in range(3)] for i in range(3)]
+    assert reach(randomised(untrained)) == [[True] * 3] * 3
 
 
 def test_vt_fpn_works_on_a_single_pixel_and_a_long_strip() -> None:

@@ -1,6 +1,6 @@
 """One label per image: loss, evaluation, prediction and distillation."""
 
-from visualtokens.tasks.classify.evaluate import (
+from visualtokens.tasks.classify.evaluation import (
     Classification,
     ClassifyEvaluation,
     evaluate,

@@ -29,7 +29,7 @@ from visualtokens.data import (
 )
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line
-from visualtokens.tasks.classify.evaluate import (
+from visualtokens.tasks.classify.evaluation import (
     TOP,
     Classification,
     ClassifyEvaluation,

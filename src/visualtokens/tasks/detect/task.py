@@ -19,9 +19,9 @@ from visualtokens.data.detection import (
     to_floats,
 )
 from visualtokens.errors import UserError, unknown
-from visualtokens.tasks.detect.create import DETECTORS, Detector, build
 from visualtokens.tasks.detect.detections import SCORE, ImageDetections, predict, to_target
-from visualtokens.tasks.detect.evaluate import Evaluation, evaluate
+from visualtokens.tasks.detect.evaluation import Evaluation, evaluate
+from visualtokens.tasks.detect.models import DETECTORS, Detector, build
 from visualtokens.tasks.initialize import initialize_dense
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.task import Checkpoint, Loading, Loss, Task, Training, register_task
@@ -87,9 +87,7 @@ class Detect(Task):
     def open_data(self, data: str, split: Split, *, model: nn.Module) -> DetectionDataset:
         return open_detection(data, split, masks=bool(model.has_masks))
 
-    def loader(
-        self, dataset: DetectionDataset, preprocess: Any, loading: Loading
-    ) -> Loader[DetectionBatch]:
+    def loader(self, dataset: DetectionDataset, preprocess: Any, loading: Loading) -> Loader[DetectionBatch]:
         return create_detection_loader(dataset, sizing=None, **vars(loading))
 
     def evaluate(
@@ -97,9 +95,7 @@ class Detect(Task):
     ) -> Evaluation:
         return evaluate(checkpoint.model, batches, classes=len(checkpoint.classes), progress=progress)
 
-    def predict(
-        self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE
-    ) -> ImageDetections:
+    def predict(self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE) -> ImageDetections:
         return ImageDetections(predict(checkpoint.model, image, score=score), checkpoint.classes)
 
 

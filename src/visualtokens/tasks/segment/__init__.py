@@ -1,9 +1,9 @@
 """One class per pixel: models, loss, evaluation, inference and pictures. Also ``visualtokens.segment``."""
 
-from visualtokens.tasks.segment.create import Segmenter, create
-from visualtokens.tasks.segment.evaluate import SegmentEvaluation, SegmentLoss, evaluate, loss_of
+from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference, predict
-from visualtokens.tasks.segment.overlay import index_image, overlay, palette, save_prediction
+from visualtokens.tasks.segment.models import Segmenter, create
+from visualtokens.tasks.segment.pictures import index_image, overlay, palette, save_prediction
 
 __all__ = [
     "Inference",

@@ -26,10 +26,10 @@ from visualtokens.data.transforms import as_augment
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.initialize import initialize_dense
 from visualtokens.tasks.options import TaskOptions
-from visualtokens.tasks.segment.create import Segmenter, build
-from visualtokens.tasks.segment.evaluate import SegmentEvaluation, SegmentLoss, evaluate, loss_of
+from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference, predict
-from visualtokens.tasks.segment.overlay import overlay, save_prediction
+from visualtokens.tasks.segment.models import Segmenter, build
+from visualtokens.tasks.segment.pictures import overlay, save_prediction
 from visualtokens.tasks.task import Checkpoint, Loading, Loss, Prediction, Task, Training, register_task
 from visualtokens.tasks.timm_models import has_fixed_size, preprocess_for
 

@@ -62,9 +62,9 @@ def create(
     ``auxiliary`` adds an auxiliary head that is used in training only; by default ``upernet`` has one.
     ``out_indices`` selects other maps than those of stride 4 and coarser. ``stride_first`` puts the stride of
     a ResNet stage in its first 1×1 convolution, as in the original ResNet and in Visual Transformers.
-    ``backbone_args`` are passed to ``timm.create_model``; ``head_args`` are ``dim`` (channels of the pyramid),
-    ``width`` (channels of the head, ``fpn`` and ``vt_fpn``), ``tokens``, ``token_dim``, ``attn_dim``,
-    ``groups``, ``hidden`` (``vt_fpn``), ``dropout`` (``upernet``).
+    ``backbone_args`` are passed to ``timm.create_model``; ``head_args`` are ``dim`` (channels of the
+    pyramid), ``width`` (channels of the head, ``fpn`` and ``vt_fpn``), ``tokens``, ``token_dim``,
+    ``attn_dim``, ``groups``, ``hidden`` (``vt_fpn``), ``dropout`` (``upernet``).
     """
     if head not in HEADS:
         raise unknown("head", head, HEADS)

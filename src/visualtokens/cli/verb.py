@@ -1,0 +1,53 @@
+"""What a verb of the command line consists of: its options, its result, its failures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from visualtokens.errors import UserError
+from visualtokens.tasks.options import default_of
+
+if TYPE_CHECKING:
+    from visualtokens.tasks import Task
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb. Its options are the fields of a dataclass, described by the docstring below each field."""
+
+    config: type
+    run: Callable[[Any], Result]  # takes a ``config``
+    example: str
+    positional: str | None = None  # the field that is given without a name
+
+
+@dataclass(frozen=True)
+class Result:
+    """The output of a verb, as text and as a JSON document."""
+
+    text: str
+    document: dict[str, Any]
+    code: int = 0  # exit code
+    silent: bool = False  # printed by another process
+
+
+class Failure(Exception):
+    """The options were right but the work failed; the message is one line, the exit code 1."""
+
+
+def options_of_task(config: Any, task: Task, *, common: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
+    """Return the given options beyond the ``common`` ones of a verb; the task must have them in ``own``."""
+    given = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name not in common and getattr(config, field.name) != default_of(field)
+    }
+    for name, value in given.items():
+        if name not in own:
+            raise UserError(
+                f"{name}={value} has no effect: {config.checkpoint} was trained to {task.name}; leave it out"
+            )
+    return given
