@@ -87,7 +87,7 @@ def run(config: ExplainConfig) -> Result:
     target = _target(config, checkpoint.classes)
     if Path(config.image).is_dir():
         return _explain_folder(config, checkpoint, target)
-    return _one(config, checkpoint, target)
+    return _explain_image(config, checkpoint, target)
 
 
 def _load(config: ExplainConfig) -> Checkpoint:
@@ -109,7 +109,7 @@ def _target(config: ExplainConfig, classes: list[str]) -> int | None:
     return classes.index(str(config.target))
 
 
-def _one(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
+def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
     from visualtokens.data import read_image
     from visualtokens.explain import explain
     from visualtokens.explain.gallery import class_of
@@ -160,7 +160,7 @@ def _text(explanation: Explanation, saved: str) -> str:
 
 
 def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
-    """Score our maps beside other methods' on the images of a dataset, print the table, draw the curves."""
+    """Evaluate our maps and other methods on a dataset; print the metrics, plot the curves."""
     from visualtokens.data import open_dataset
     from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting, gather
     from visualtokens.explain.faithfulness import HEADER
@@ -220,11 +220,11 @@ def _scores(
 
 
 def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
-    """Explain a folder on one page. What cannot be explained is named; the exit code is then 1."""
+    """Explain a folder on one page. Files that cannot be explained are listed; the exit code is then 1."""
     from visualtokens.explain import explain_folder
 
     save = config.save or "explanation.html"
-    if not save.endswith(".html"):  # before the work, not behind it
+    if not save.endswith(".html"):  # checked before the work
         raise UserError(f"a folder is explained on one page; end --save {config.save!r} in .html")
     gallery = explain_folder(
         checkpoint.model,

@@ -112,7 +112,7 @@ def _measure(config: ReduceConfig) -> Result:
     images, labels, bad = _images(config, preprocess, classes, count=getattr(model, "num_classes", 0))
     warn_unreadable(bad)
     method: Any = config.method
-    name, keep, plan = _wanted(config, model, size=size, batch=batch)
+    name, keep, plan = _requested(config, model, size=size, batch=batch)
     schedules: dict[str, Any] = {} if keep is None else {name: keep}
     schedules |= spread_schedules(model, method, size=size, shares=SHARES)
     found = tradeoff(
@@ -137,7 +137,7 @@ def _measure(config: ReduceConfig) -> Result:
     return Result(_text(config, found, chosen=keep is not None, saved=saved), document)
 
 
-def _wanted(
+def _requested(
     config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int
 ) -> tuple[str, Any, Plan | None]:
     """Return the requested schedule: its name in the table, the schedule, and the plan of a budget."""
@@ -197,7 +197,7 @@ def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess
     vit: Any = transformer(model)
     check_reducible(vit)
     if "reduction" in vit.__dict__:
-        raise UserError(f"{config.model!r} is reduced already; give the checkpoint of the whole model")
+        raise UserError(f"{config.model!r} is already reduced; give a checkpoint of the whole model")
     if wanted is not None and wanted != tuple(vit.patch_embed.img_size):
         vit.set_input_size(img_size=wanted)
     return model.eval(), classes, replace(preprocess, size=tuple(vit.patch_embed.img_size))

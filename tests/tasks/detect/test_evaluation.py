@@ -148,3 +148,16 @@ def test_no_detection_leaves_the_picture_unchanged() -> None:
 
 def test_box_outside_the_picture_can_be_drawn() -> None:
     draw(Image.new("RGB", (500, 500)), one([450.0, 450.0, 900.0, 900.0], (500, 500), masks=False), ["cat"])
+
+
+def test_detections_of_equal_score_have_one_order() -> None:
+    """By label, then by the left and top edge, whatever the order of the detector's output."""
+    found = {
+        "boxes": torch.tensor([[5.0, 0, 9, 9], [2, 3, 9, 9], [2, 1, 9, 9], [0, 0, 9, 9], [7, 7, 9, 9]]),
+        "labels": torch.tensor([1, 1, 1, 2, 3]),
+        "scores": torch.tensor([0.5, 0.5, 0.5, 0.5, 0.9]),
+    }
+    for order in ([0, 1, 2, 3, 4], [3, 2, 4, 0, 1]):
+        ordered = from_detector({name: value[order] for name, value in found.items()})
+        assert ordered.boxes[:, :2].tolist() == [[7, 7], [2, 1], [2, 3], [5, 0], [0, 0]]
+        assert ordered.labels.tolist() == [2, 0, 0, 0, 1]

@@ -53,9 +53,15 @@ class Detections:
 
 
 def from_detector(found: Detection) -> Detections:
-    """Return the output of a detector for one image, on the CPU and sorted by score."""
-    order = found["scores"].argsort(descending=True, stable=True)
-    found = {name: value[order].cpu() for name, value in found.items()}
+    """Return the output of a detector for one image, on the CPU and sorted by score.
+
+    Detections of equal score are sorted by label, left and top edge: their order must not depend on the
+    kernels that a processor uses.
+    """
+    found = {name: value.cpu() for name, value in found.items()}
+    left, top = found["boxes"][:, 0], found["boxes"][:, 1]
+    order = torch.from_numpy(np.lexsort((top, left, found["labels"], -found["scores"])))
+    found = {name: value[order] for name, value in found.items()}
     return Detections(
         found["boxes"].float(), found["labels"] - 1, found["scores"].float(), found.get("masks")
     )
