@@ -70,7 +70,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TOKENIZER = ["vt_resnet18", "--model_args.tokenizer", "mean", "--model_args.tokens", "4"]
-METHOD = "reduced_vit --model_args.base vit_tiny_patch16_224 --model_args.depth 2".split()
+METHOD = ["reduced_vit", "--model_args.base", "vit_tiny_patch16_224", "--model_args.depth", "2"]
 METHOD += ["--model_args.method", "first", "--model_args.keep", "0.5"]
 
 
