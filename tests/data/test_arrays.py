@@ -147,14 +147,6 @@ def test_a_damaged_file_is_rejected(file: Path) -> None:
         NpzImages(file, "train")
 
 
-def test_cifar() -> None:
-    cifar = Path(__file__).parents[2] / "../shared/data/cifar10_20k.npz"
-    if not cifar.is_file():
-        pytest.skip("no CIFAR-10 beside the project")
-    val = NpzImages(cifar, "val")
-    assert (len(val), val.classes[val[0][1]], val[0][0].size) == (4000, "horse", (32, 32))
-
-
 def test_the_digit_splits_are_disjoint_stratified_and_fixed() -> None:
     train, val = Digits("train"), Digits("val")
     assert (len(train), len(val)) == (1437, 360)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from pycocotools import mask as reference
 
@@ -22,7 +21,6 @@ from visualtokens.errors import UserError
 
 HEIGHT, WIDTH = 20, 30
 TRIANGLE = [2.0, 3.0, 20.5, 4.0, 9.0, 17.25]
-TINY_COCO = Path(__file__).parents[2] / "../shared/data/tiny_coco"
 
 
 def runs(mask: np.ndarray) -> list[int]:
@@ -265,23 +263,3 @@ def test_masks_equal_those_of_pycocotools(seed: int) -> None:
     assert to_run_lengths(mask) == reference.encode(np.asfortranarray(mask.astype(np.uint8)))
     assert np.array_equal(to_mask(to_run_lengths(mask), height, width), mask)
     assert np.array_equal(to_mask({"size": [height, width], "counts": runs(mask)}, height, width), mask)
-
-
-@pytest.mark.skipif(not TINY_COCO.exists(), reason="needs the shared sample of COCO")
-def test_tiny_coco() -> None:
-    dataset = open_detection(f"coco:{TINY_COCO}", "train")
-    assert (len(dataset), len(dataset.classes)) == (50, 80)
-    inside = []
-    for index in range(0, 50, 10):
-        image, objects = dataset[index]
-        assert objects.masks is not None
-        assert objects.masks.shape == (len(objects), image.height, image.width)
-        for box, mask, crowd in zip(objects.boxes, objects.masks, objects.crowd, strict=True):
-            rows, columns = torch.where(mask)
-            left, top, right, bottom = box.tolist()
-            if not crowd:  # boxes of crowds are not always tight
-                near = ((rows + 0.5 - (top + bottom) / 2).abs() <= (bottom - top) / 2 + 1) & (
-                    (columns + 0.5 - (left + right) / 2).abs() <= (right - left) / 2 + 1
-                )
-                inside.append(near.float().mean().item())
-    assert min(inside) == 1.0  # no pixel lies more than one pixel outside the box of its object

@@ -114,15 +114,3 @@ def test_a_validation_class_that_training_lacks_is_rejected(root: Path) -> None:
     save(root / "val/dog/1.jpg")
     with pytest.raises(UserError, match=r"classes that .*train does not have: dog; add them"):
         ImageFolder(root, "val")
-
-
-def test_pets() -> None:
-    pets = Path(__file__).parents[2] / "../shared/data/pets"
-    if not pets.is_dir():
-        pytest.skip("no folder of pets beside the project")
-    train, val = ImageFolder(pets, "train"), ImageFolder(pets, "val")
-    assert (len(train), len(val), len(train.classes)) == (1110, 370, 37)
-    assert not any("trimaps" in file for file in train.files)
-    image, label = val[5]
-    assert image.mode == "RGB"
-    assert Path(val.path(5)).parent.name == val.classes[label]

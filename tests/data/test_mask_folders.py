@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,6 @@ from visualtokens.data.decode import BadAnnotation
 from visualtokens.data.mask_folders import ADE20K, COCO_STUFF, LIP, to_classes
 from visualtokens.data.segmentation import IGNORE
 from visualtokens.errors import UserError
-
-PETS = Path(__file__).parents[2] / "../shared/data/pets"
 
 
 def save(image: Path, mask: Path, values: list[list[int]], colour: str = "red") -> None:
@@ -156,19 +153,6 @@ def test_class_names_are_complete_and_unique() -> None:
     for names, count in ((ADE20K, 150), (COCO_STUFF, 91), (LIP, 20)):
         assert len(names) == len(set(names)) == count
     assert (ADE20K[0], ADE20K[12], ADE20K[149]) == ("wall", "person", "flag")
-
-
-@pytest.mark.skipif(not PETS.is_dir(), reason="no folder of pets beside the project")
-def test_pets_trimaps() -> None:
-    train, val = (open_segmentation(f"pets:{PETS}", split) for split in ("train", "val"))
-    assert (len(train), len(val)) == (1110, 370)
-    seen: Counter[int] = Counter()
-    for i in range(0, 370, 74):
-        image, mask = val[i]
-        assert mask.shape == (image.height, image.width)
-        seen.update(mask.ravel().tolist())
-    assert set(seen) == {0, 1, 2}
-    assert seen[1] > seen[0] > seen[2]
 
 
 def test_every_number_of_a_mask_is_mapped_to_its_class() -> None:
