@@ -24,7 +24,7 @@ test-all: $(STAMP)
 # The numerical tests with the kernels that the libraries choose on other processors.
 # CPU="avx2 threads-3" selects combinations.
 test-cpus: $(STAMP)
-	$(BIN)/python -m tests.cpu_matrix $(CPU) --numprocesses=2
+	$(BIN)/python -m tests.cpu_matrix $(CPU) -- --numprocesses 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks docs

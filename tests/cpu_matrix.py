@@ -63,7 +63,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="name", help="combinations to run (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names and exit")
-    options, pytest_arguments = parser.parse_known_args()
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options, pytest_arguments = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     if options.list:
         print("\n".join(COMBINATIONS))
         return 0
