@@ -3,6 +3,7 @@
     python -m tests.cpu_matrix                  all combinations, then a table
     python -m tests.cpu_matrix avx2 threads-3   some combinations
     python -m tests.cpu_matrix --list           print the names of the combinations
+    python -m tests.cpu_matrix avx2 -- -x       pass the arguments after -- to pytest
 
 PyTorch, oneDNN and MKL choose kernels by the instruction set of the processor, and kernels round differently.
 Each of the three can be restricted to older instruction sets, so that one machine can imitate others.
