@@ -93,6 +93,8 @@ def test_images_of_a_batch_are_independent(small: Callable[..., Any], name: str)
     """
     model = small(name, backbone="resnet18").eval()
     keep_all_detections(model)
+    if name == "retinanet":  # which of its near-duplicates survive may depend on the last digit of a score
+        model.nms_thresh, model.topk_candidates, model.detections_per_img = 1.0, 10**6, 10**6
     with torch.inference_mode():
         alone = model([image(64, 64)])[0]
         beside = model([image(64, 64), image(64, 64, seed=1)])[0]
