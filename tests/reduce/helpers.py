@@ -44,10 +44,11 @@ def _build(kind: str, options: tuple[tuple[str, Any], ...]) -> nn.Module:
     torch.manual_seed(0)
     name, size, own = KINDS[kind]
     args = dict(img_size=size, depth=DEPTH, embed_dim=DIM, num_heads=4, num_classes=7) | own | dict(options)
-    if kind == "post_norm":
-        args["block_fn"] = timm.models.vision_transformer.ResPostBlock
-        return _sharpen(timm.models.VisionTransformer(**args))
-    return _sharpen(timm.create_model(name, **args))
+    with torch.device("cpu"), torch.inference_mode(False):  # whatever the first caller is in
+        if kind == "post_norm":
+            args["block_fn"] = timm.models.vision_transformer.ResPostBlock
+            return _sharpen(timm.models.VisionTransformer(**args))
+        return _sharpen(timm.create_model(name, **args))
 
 
 def _sharpen(model: nn.Module) -> nn.Module:
