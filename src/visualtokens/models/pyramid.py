@@ -126,8 +126,7 @@ class Pyramid(Classifier):
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Returns the output of ``forward_features`` (or of the last stage run) and the selected maps."""
-        if output_fmt != "NCHW":
-            raise UserError(f"output_fmt={output_fmt!r}: the intermediates are maps, so only 'NCHW'")
+        require_nchw(output_fmt)
         take, last = feature_take_indices(len(self.stages), indices)
         intermediates = []
         for i, stage in enumerate(self.stages):
@@ -170,3 +169,9 @@ def _init_linear(linear: nn.Linear) -> None:
     nn.init.trunc_normal_(linear.weight, std=0.02)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
+
+
+def require_nchw(output_fmt: str) -> None:
+    """Raises an error for any other format of ``forward_intermediates``: the intermediates are maps."""
+    if output_fmt != "NCHW":
+        raise UserError(f"output_fmt={output_fmt!r}: the intermediates are maps, so only 'NCHW'")

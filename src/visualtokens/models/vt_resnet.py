@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.layers.convolutions import channels_last
+from visualtokens.models.pyramid import require_nchw
 from visualtokens.models.registry import register_family
 from visualtokens.models.vt_stage import TokenClassifier, VTOptions, VTStage
 
@@ -153,8 +154,7 @@ class VTResNet(TokenClassifier):
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Returns the output of ``forward_features`` and the selected maps of stem, layers and VT stage."""
-        if output_fmt != "NCHW":
-            raise UserError(f"output_fmt={output_fmt!r}: the intermediates are maps, so only 'NCHW'")
+        require_nchw(output_fmt)
         take, last = feature_take_indices(LEVELS, indices)
         end = last if stop_early or intermediates_only else LEVELS - 1
         x = self._stem(x)

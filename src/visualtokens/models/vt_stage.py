@@ -15,7 +15,7 @@ from visualtokens.errors import UserError, unknown
 from visualtokens.layers import Projector, RecurrentTokenizer, TokenGraphConv, TokenLinear, TokenTransformer
 from visualtokens.layers.convolutions import channels_last
 from visualtokens.layers.tokenizers import make_tokenizer
-from visualtokens.models.pyramid import Classifier
+from visualtokens.models.pyramid import Classifier, require_nchw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +205,7 @@ class VTNet(TokenClassifier):
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Returns the output of ``forward_features`` and the selected maps; the VT stage's is the last."""
-        if output_fmt != "NCHW":
-            raise UserError(f"output_fmt={output_fmt!r}: the intermediates are maps, so only 'NCHW'")
+        require_nchw(output_fmt)
         take, last = feature_take_indices(len(self.feature_info), indices)
         vt = len(self.feature_info) - 1
         if last < vt and (stop_early or intermediates_only):

@@ -11,6 +11,16 @@ from typing import Any
 
 from visualtokens.errors import UserError
 
+CLASSIFICATION_ONLY = (
+    "auto_augment",
+    "random_erasing",
+    "mixup",
+    "cutmix",
+    "teacher",
+    "distill",
+    "distill_temperature",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:

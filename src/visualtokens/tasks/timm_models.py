@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import timm
@@ -61,6 +62,19 @@ def has_fixed_size(name: str) -> bool:
 def sized_args(name: str, model_args: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:
     """Return ``model_args``, with the image size for timm models that are built for one size."""
     return {**model_args, "img_size": size} if size and has_fixed_size(name) else dict(model_args)
+
+
+def check_model_args(
+    model_args: Mapping[str, Any], create: Callable[..., nn.Module], *, given: Sequence[str], what: str
+) -> None:
+    """Raise :class:`UserError` for a ``model_args`` entry that is no argument of ``create``.
+
+    The arguments in ``given`` are set otherwise and may not be among them.
+    """
+    options = [name for name in inspect.signature(create).parameters if name not in given]
+    for name in model_args:
+        if name not in options:
+            raise unknown(f"model_args of {what}", name, options)
 
 
 FINEST_STRIDE = 4  # finer maps, such as those of a stem, are not used

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.detect.cascade import CascadeMaskRCNN
 from visualtokens.tasks.detect.detectors import DetectorOptions, MaskRCNN, RetinaNet
-from visualtokens.tasks.timm_models import Backbone
+from visualtokens.tasks.timm_models import Backbone, check_model_args
 
 Detector = MaskRCNN | CascadeMaskRCNN | RetinaNet
 
@@ -60,10 +59,7 @@ def create(
 
 def build(detector: str, *, classes: int, model_args: Mapping[str, Any]) -> Detector:
     """Call :func:`create` with unchecked arguments from a configuration or a checkpoint."""
-    options = [name for name in inspect.signature(create).parameters if name not in ("detector", "classes")]
-    for name in model_args:
-        if name not in options:
-            raise unknown("model_args of a detector", name, options)
+    check_model_args(model_args, create, given=("detector", "classes"), what="a detector")
     if "backbone" not in model_args:
         raise UserError(f"model {detector!r} needs a backbone; give one: --model_args.backbone paca_vit_b0")
     return create(detector, classes=classes, **model_args)

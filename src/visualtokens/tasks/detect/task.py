@@ -23,7 +23,7 @@ from visualtokens.tasks.detect.detections import SCORE, ImageDetections, predict
 from visualtokens.tasks.detect.evaluation import Evaluation, evaluate
 from visualtokens.tasks.detect.models import DETECTORS, Detector, build
 from visualtokens.tasks.initialize import initialize_dense
-from visualtokens.tasks.options import TaskOptions
+from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
 from visualtokens.tasks.task import Checkpoint, Loading, Loss, Task, Training, register_task
 
 # In the names of the weights that depend on the classes.
@@ -38,10 +38,7 @@ class Detect(Task):
 
     name = "detect"
     score = "box_ap"
-    unused = (
-        *("auto_augment", "random_erasing", "mixup", "cutmix", "teacher", "distill", "distill_temperature"),
-        *("label_smoothing", "loss_args"),
-    )
+    unused = (*CLASSIFICATION_ONLY, "label_smoothing", "loss_args")
     predict_options = ("score",)
     draws = True
     eval_batch = 4

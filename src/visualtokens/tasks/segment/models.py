@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.segment.heads import FPN, VTFPN, AuxiliaryHead, SemanticHead, UperNet, resize
-from visualtokens.tasks.timm_models import Backbone
+from visualtokens.tasks.timm_models import Backbone, check_model_args
 
 MAX_CLASSES = 255  # a mask has one byte per pixel, and 255 means unlabelled
 
@@ -87,10 +87,7 @@ def create(
 
 def build(head: str, *, classes: int, model_args: Mapping[str, Any]) -> Segmenter:
     """Call :func:`create` with unchecked arguments from a configuration or a checkpoint."""
-    options = [name for name in inspect.signature(create).parameters if name not in ("head", "classes")]
-    for name in model_args:
-        if name not in options:
-            raise unknown("model_args of a segmentation model", name, options)
+    check_model_args(model_args, create, given=("head", "classes"), what="a segmentation model")
     if "backbone" not in model_args:
         raise UserError(f"model {head!r} needs a backbone; give one, such as --model_args.backbone resnet50")
     return create(head, classes=classes, **model_args)

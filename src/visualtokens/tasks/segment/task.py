@@ -25,7 +25,7 @@ from visualtokens.data.segmentation import (
 from visualtokens.data.transforms import as_augment
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.initialize import initialize_dense
-from visualtokens.tasks.options import TaskOptions
+from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
 from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference, predict
 from visualtokens.tasks.segment.models import Segmenter, build
@@ -42,9 +42,7 @@ class Segment(Task):
 
     name = "segment"
     score = "miou"
-    unused = (
-        *("auto_augment", "random_erasing", "mixup", "cutmix", "teacher", "distill", "distill_temperature"),
-    )
+    unused = CLASSIFICATION_ONLY
     eval_options = ("scales", "flip", "window")
     predict_options = ("scales", "flip", "window")
     draws = True
