@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import visualtokens
+from tests.digits import save_digits
 from visualtokens.cli import main
 from visualtokens.data import open_dataset
 from visualtokens.layers import register_tokenizer, tokenizers
@@ -59,13 +59,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 training and 12 validation digits, and one of them as a picture."""
     folder = tmp_path_factory.mktemp("digits")
-    arrays = {}
-    for split, count in (("train", 24), ("val", 12)):
-        source = open_dataset("digits", split)  # type: ignore[arg-type]
-        arrays[f"x_{split}"] = np.stack([np.asarray(source[i][0]) for i in range(count)])
-        arrays[f"y_{split}"] = np.arange(count) % 10
-    np.savez(folder / "few.npz", **arrays)
-    source[0][0].save(folder / "0.png")
+    save_digits(folder / "few.npz", train=24, val=12)
+    open_dataset("digits", "val")[0][0].save(folder / "0.png")
     return folder
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from torch import nn
 
 _lock = threading.Lock()
-_active: dict[
-    nn.Module, tuple[int, list[tuple[nn.Module, bool]]]
-] = {}  # blocks entered, flags before the first
+# Of each model in use: how many blocks are entered, and the flags before the first.
+_active: dict[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = {}
 
 
 @contextlib.contextmanager

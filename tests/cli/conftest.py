@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.digits import save_digits
 from visualtokens.cli import main
 from visualtokens.data import open_dataset
 from visualtokens.train import TrainConfig, train
@@ -30,12 +30,8 @@ def vtok(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few digits as ``few.npz``, two of them as pictures, and a file that is no picture."""
     root = tmp_path_factory.mktemp("cli")
-    arrays = {}
-    for split, count in (("train", 64), ("val", 30)):
-        digits = open_dataset("digits", split)  # type: ignore[arg-type]
-        arrays[f"x_{split}"] = np.stack([np.asarray(digits[i][0]) for i in range(count)])
-        arrays[f"y_{split}"] = np.array([digits[i][1] for i in range(count)])
-    np.savez(root / "few.npz", **arrays)
+    save_digits(root / "few.npz", train=64, val=30)
+    digits = open_dataset("digits", "val")
     for i in range(2):
         digits[i][0].save(root / f"{i}.png")
     (root / "broken.png").write_bytes(b"no picture")

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from visualtokens.data import open_dataset
+from tests.digits import save_digits
 from visualtokens.train import TrainConfig
 
 
@@ -23,20 +22,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def some_digits(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    digits = open_dataset("digits", split)  # type: ignore[arg-type]
-    items = [digits[i] for i in range(count)]
-    return np.stack([np.asarray(image) for image, _ in items]), np.array([label for _, label in items])
-
-
 @pytest.fixture(scope="session")
 def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The spec of 96 digits to train and 40 to validate."""
-    path = tmp_path_factory.mktemp("data") / "few.npz"
-    x_train, y_train = some_digits("train", 96)
-    x_val, y_val = some_digits("val", 40)
-    np.savez(path, x_train=x_train, y_train=y_train, x_val=x_val, y_val=y_val)
-    return f"npz:{path}"
+    return save_digits(tmp_path_factory.mktemp("data") / "few.npz", train=96, val=40)
 
 
 @pytest.fixture

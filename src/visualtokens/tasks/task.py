@@ -33,9 +33,7 @@ class Task(ABC):
     name: str
     score: str  # validation metric, higher is better, that selects the best checkpoint
     unused: tuple[str, ...] = ()  # training options that have no effect on this task
-    eval_options: tuple[
-        str, ...
-    ] = ()  # options of `vtok eval` that `evaluate` takes, besides the common ones
+    eval_options: tuple[str, ...] = ()  # task-specific options of `vtok eval`, passed to `evaluate`
     predict_options: tuple[str, ...] = ()  # likewise for `vtok predict` and `predict`
     draws: bool = False  # whether predictions have pictures to save
     eval_batch: int = 64  # default batch size of an evaluation
