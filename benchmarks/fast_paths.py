@@ -2,10 +2,11 @@
 
     python benchmarks/fast_paths.py --save results/fast_paths.json
 
-At 224², batch 1 and 8, eager, and compiled by inductor where the fast path applies to compiled graphs. Both
-variants of a setting run in a process of their own and are timed in turns. A fast path is turned off by
-replacing a function or constant of the library; a target that does not exist is an error. The outputs of both
-variants must agree.
+At 224², batch 1 and 8, where maps are large also in larger batches and images; eager, and compiled by
+inductor where the fast path applies to compiled graphs. Both variants of a setting run in a process of their
+own and are timed in turns. A fast path is turned off by replacing a function or constant of the library; a target
+that does not exist is an error. The outputs of both variants must agree. With ``--only``, the other settings
+of the saved file are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +58,7 @@ class FastPath:
     build: Callable[[], nn.Module]
     replacements: Mapping[str, object] = field(default_factory=dict)  # by "module:attribute"
     plain: Callable[[], nn.Module] | None = None
+    cases: tuple[tuple[int, int], ...] = ((1, 224), (8, 224))  # batch and image size
     compiled: bool = False  # whether it also applies to compiled graphs
 
 
@@ -75,17 +76,20 @@ FAST_PATHS: dict[str, FastPath] = {
         "ConvFFN of paca_vit_b0 in strips that fit into the cache",
         functools.partial(model, "paca_vit_b0"),
         {"visualtokens.layers.convolutions:_strips_are_cheaper": lambda *_: False},
+        cases=((1, 224), (8, 224), (32, 224), (1, 800)),
         compiled=True,
     ),
     "stage_chunks": FastPath(
         "stages of stvit_small on a few images at a time",
         functools.partial(model, "stvit_small"),
         {"visualtokens.models.stvit:Stage.images_per_chunk": lambda _, x: x.shape[0]},
+        cases=((1, 224), (8, 224), (32, 224)),
     ),
     "attention_chunks": FastPath(
         "explicit attention weights of weighted_kmedoids for a few images at a time",
         functools.partial(reduced, "weighted_kmedoids"),
         {"visualtokens.reduce.attention:_chunk_pays_off": lambda _: False},
+        cases=((1, 224), (8, 224), (32, 224)),
     ),
     "open_attention": FastPath(
         "explicit attention weights only in blocks where the pool needs them; kmedoids needs none",
@@ -93,25 +97,8 @@ FAST_PATHS: dict[str, FastPath] = {
         {"visualtokens.reduce.blocks:attention": attention_with_weights},
         compiled=True,
     ),
-    "skipped_noops": FastPath(
-        "identities and inactive dropout of reduced blocks are not called",
-        functools.partial(reduced, "kmedoids"),
-        {"visualtokens.reduce.attention:is_noop": lambda _: False},
-    ),
-    "sparse_kmedoids": FastPath(
-        "k-medoids with distances of the dropped tokens only",
-        functools.partial(reduced, "kmedoids"),
-        {"visualtokens.ops.clustering:sparse_is_cheaper": lambda *_: False},
-        compiled=True,
-    ),
     "folding_stvit": folding("stvit_small"),
-    "folding_paca": folding("paca_vit_tiny"),
     "folding_vt": folding("vt_resnet18"),
-    "conv_linears": FastPath(
-        "large linear layers of a fused stvit_small as 1×1 convolutions",
-        functools.partial(model, "stvit_small", fused=True),
-        {"visualtokens.surgery:CONV_MIN_ROWS": math.inf},
-    ),
 }
 
 
@@ -207,28 +194,32 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=FAST_PATHS, default=list(FAST_PATHS), metavar="NAME",
                         help=f"fast paths to measure: {', '.join(FAST_PATHS)} (default: all)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="turns of each variant (default: %(default)s)")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="default: 1 8")
-    parser.add_argument("--size", type=int, default=224, help="image size (default: %(default)s)")
     parser.add_argument("--save", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     for name in options.only:
         with replaced(FAST_PATHS[name].replacements):
             pass  # fails now rather than after an hour if a target does not exist
     settings = [
-        Setting(name, batch, options.size, compiled)
+        Setting(name, batch, size, compiled)
         for name in options.only
-        for batch in options.batches
+        for batch, size in FAST_PATHS[name].cases
         for compiled in ((False, True) if FAST_PATHS[name].compiled else (False,))
     ]
     result: dict[str, Any] = {
         "command": "python benchmarks/fast_paths.py --save results/fast_paths.json",
         "machine": machine(),
         "rounds": options.rounds,
-        "fast_paths": {name: FAST_PATHS[name].description for name in options.only},
+        "fast_paths": {name: path.description for name, path in FAST_PATHS.items()},
         "settings": [],
     }
+    if options.save and options.save.exists():
+        saved = json.loads(options.save.read_text())
+        kept = set(FAST_PATHS) - set(options.only)
+        result["settings"] = [row for row in saved["settings"] if row["fast_path"] in kept]
+        result["deleted"] = saved["deleted"]  # fast paths that brought too little, with their figures
     for number, setting in enumerate(settings, 1):
-        label = f"{setting.path}, batch {setting.batch}, {'compiled' if setting.compiled else 'eager'}"
+        mode = "compiled" if setting.compiled else "eager"
+        label = f"{setting.path}, {setting.batch}×{setting.size}², {mode}"
         print(f"[{number}/{len(settings)}] {label:44s} ", end="", flush=True)
         row = measure(setting, options.rounds)
         result["settings"].append(row)

@@ -42,7 +42,11 @@ class OwnProcess:
     def peak_memory(self) -> int:
         return int(self._ask("peak_memory"))
 
-    def _ask(self, what: str) -> Any:
+    def rate(self, seconds: float) -> float:
+        """Calls per second of the other process's clock; a call in progress at the end is completed."""
+        return float(self._ask(seconds))
+
+    def _ask(self, what: str | float) -> Any:
         self._connection.send(what)
         return self._connection.recv()  # EOFError if the process died; its error is on stderr
 
@@ -70,4 +74,16 @@ def _serve(connection: Connection, make: Callable[[], Run]) -> None:
                 return
             if asked == "run":
                 run()
-            connection.send(peak_memory(run) if asked == "peak_memory" else None)
+                connection.send(None)
+            else:
+                connection.send(peak_memory(run) if asked == "peak_memory" else _rate(run, asked))
+
+
+def _rate(run: Run, seconds: float) -> float:
+    calls, began = 0, time.perf_counter()
+    while True:
+        run()
+        calls += 1
+        passed = time.perf_counter() - began
+        if passed >= seconds:
+            return calls / passed

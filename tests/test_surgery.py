@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import visualtokens
-from visualtokens import record_groupings, surgery
+from visualtokens import record_groupings
 from visualtokens.errors import UserError
 from visualtokens.layers import PaCaAttention
-from visualtokens.surgery import FoldedLinear, set_clusters
+from visualtokens.surgery import set_clusters
 
 SHALLOW = (2, 1, 1, 2)  # depths; the rules for folding are the same in every block
-NAMES = ["stvit_small", "stvit_base", "stvit_iso_64", "vt_resnet18", "vt_resnet50", "paca_vit_tiny"]
+NAMES = ["stvit_small", "stvit_base", "stvit_iso_64", "vt_resnet18", "vt_resnet50"]
 
 
 def trained(name: str) -> nn.Module:
@@ -64,15 +64,6 @@ def test_all_batch_norms_of_stvit_are_folded_except_in_the_stem() -> None:
     assert all(name.startswith("stages.0.embed") for name in remaining)
 
 
-def test_folded_linear_as_convolution_equals_the_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    layer, x = FoldedLinear(nn.Linear(6, 5)), torch.randn(2, 3, 4, 6)
-    expected = nn.functional.linear(x, layer.weight, layer.bias)
-    for min_rows in (0, 10**6):
-        monkeypatch.setattr(surgery, "CONV_MIN_ROWS", min_rows)
-        assert torch.allclose(layer(x), expected, atol=1e-6)
-
-
 def test_fused_models_can_be_copied_and_compiled() -> None:
     model = visualtokens.fuse(trained("stvit_small"))
     with torch.no_grad():
@@ -101,6 +92,8 @@ def test_invalid_uses_of_fused_models() -> None:
         visualtokens.unfuse(model)
     with pytest.raises(UserError, match="Linear has no layers that can be fused"):
         visualtokens.fuse(nn.Linear(2, 2).eval())
+    with pytest.raises(UserError, match="has no layers that can be fused"):
+        visualtokens.fuse(trained("paca_vit_tiny"))
 
 
 GRID = (5, 6)

@@ -24,9 +24,9 @@ def fuse(model: nn.Module) -> nn.Module:
 
     >>> model = visualtokens.fuse(visualtokens.create_model("stvit_small").eval())
 
-    In STViT, VT-ResNet and PaCa-ViT, BatchNorm is folded into the convolution before it or the Linear after
-    it, a layer scale into the Linear before it, and x + dwconv(x) becomes one depth-wise convolution. Other
-    layers are not changed.
+    In STViT and VT-ResNet, BatchNorm is folded into the convolution before it or the Linear after it, a layer
+    scale into the Linear before it, and x + dwconv(x) becomes one depth-wise convolution. Other layers are
+    not changed. PaCa-ViT is refused: folding does not make it faster.
 
     A fused model is for inference only: training it and loading weights raise an error, and folded weights
     get no gradient. Its ``state_dict()`` is that of the original model. Call ``fuse`` before
@@ -113,12 +113,6 @@ def _fold_sequence(module: nn.Module) -> None:
     _fold_norms(module, *itertools.pairwise(names))
 
 
-def _fold_residual_ffn(ffn: Any) -> None:
-    if ffn.residual:
-        ffn.dwconv = FoldedConv(ffn.dwconv, residual=True)
-        ffn.residual = False
-
-
 def _fold_stvit_block(block: Any) -> None:
     """Folds BatchNorm, layer scales and the residual convolution of a block.
 
@@ -136,6 +130,8 @@ def _fold_stvit_block(block: Any) -> None:
         after2, block.scale2 = _scale_affine(block.scale2.gamma), Folded(block.scale2)
     attn.qkv, attn.proj = FoldedLinear(attn.qkv), FoldedLinear(attn.proj, after=after1)
     ffn.fc1, ffn.fc2 = FoldedLinear(ffn.fc1, before=before), FoldedLinear(ffn.fc2, after=after2)
+    if getattr(ffn, "residual", False):  # a ConvFFN
+        ffn.dwconv, ffn.residual = FoldedConv(ffn.dwconv, residual=True), False
 
 
 BASIC = [("conv1", "bn1"), ("conv2", "bn2")]
@@ -146,7 +142,6 @@ RULES: list[tuple[type[nn.Module], Callable[[nn.Module], None]]] = [
     (VTResNet, lambda module: _fold_norms(module, ("conv1", "bn1"))),
     (BasicBlock, lambda module: _fold_norms(module, *BASIC)),
     (Bottleneck, lambda module: _fold_norms(module, *BASIC, ("conv3", "bn3"))),
-    (ConvFFN, _fold_residual_ffn),
     (Block, _fold_stvit_block),
 ]
 
@@ -229,9 +224,6 @@ def _refuse_to_load(*_: Any) -> None:
     raise UserError("a fused model cannot load weights; call visualtokens.unfuse(model) first")
 
 
-CONV_MIN_ROWS = 3000  # from here on, a 1×1 convolution is faster than a matrix product
-
-
 class FoldedLinear(Folded):
     """after(linear(before(x))) on ``(..., C_in)``."""
 
@@ -251,15 +243,7 @@ class FoldedLinear(Folded):
         if not x.is_cpu:
             return F.linear(x, self.folded_weight, self.folded_bias)
         # On a CPU, F.linear writes the output twice: the bias, then the product added to it.
-        if x.numel() < CONV_MIN_ROWS * x.shape[-1] or torch.compiler.is_compiling():
-            return (x @ self.folded_weight.mT).add_(self.folded_bias)
-        return self._forward_conv(x)
-
-    def _forward_conv(self, x: Tensor) -> Tensor:
-        """The same as a 1×1 convolution over one channels-last row of pixels."""
-        pixels = x.reshape(1, 1, -1, x.shape[-1]).permute(0, 3, 1, 2)  # (1, C_in, 1, N)
-        y = F.conv2d(pixels, self.folded_weight[:, :, None, None], self.folded_bias)  # (1, C, 1, N)
-        return y.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
+        return (x @ self.folded_weight.mT).add_(self.folded_bias)
 
 
 class FoldedConv(Folded):

@@ -1,4 +1,4 @@
-"""K-means and k-medoids: the properties of both, then those of each, then the sparse form of k-medoids."""
+"""K-means and k-medoids: the properties of both, then those of each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from visualtokens.ops import kmeans, kmedoids, take
-from visualtokens.ops.clustering import _kmedoids_sparse, products, sparse_is_cheaper
-from visualtokens.ops.seeds import distinct_indices
 
 from .helpers import (
     EXAMPLES,
@@ -322,76 +320,8 @@ def test_in_clusters_of_two_the_lower_index_is_the_medoid() -> None:
     assert result.indices.tolist() == [list(range(0, 80, 2))] * 4
 
 
-@pytest.mark.parametrize(("k", "init", "largest"), [(16, None, 64 * 64), (60, "distinct", 32 * 32)])
-def test_kmedoids_makes_no_tensor_larger_than_its_distances(k: int, init: Any, largest: int) -> None:
-    """N = 64, C = 8: all pairs; or, if four tokens are dropped, the pairs of two halves."""
+def test_kmedoids_makes_no_tensor_larger_than_its_distances() -> None:
     x, weights = randn(2, 64, 8), rand(2, 64)
     with LargestTensor() as made:
-        kmedoids(x, k, weights=weights, init=init, iterations=1)
-    assert made.numel == 2 * largest, made.operation
-
-
-@EXAMPLES
-@given(problem=problems(), data=st.data())
-def test_sparse_equals_the_reference(problem: dict[str, Any], data: st.DataObject) -> None:
-    """Also where the sparse form is not the cheaper one."""
-    x, weights, iterations = problem["x"], problem["weights"], problem["iterations"]
-    n = x.shape[1]
-    k = data.draw(st.integers(n // 2 + 1, n - 1)) if n > 2 else 1
-    if k <= n // 2:
-        return
-    cast = None if weights is None else weights.to(x.dtype)
-    expected = reference_kmedoids(x, distinct_indices(x, k), weights, iterations, "euclidean")
-    assert_result(_kmedoids_sparse(x - x.mean(1, keepdim=True), k, cast, iterations), expected)
-
-
-@MANY_EXAMPLES
-@given(seed=st.integers(0, 10_000), n=st.integers(5, 12), dropped=st.integers(1, 2))
-def test_sparse_resolves_ties_as_the_plain_form(seed: int, n: int, dropped: int) -> None:
-    """Different integers on a line, so that no two medoids are equal."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randperm(2 * n, generator=generator)[:n].double().view(1, n, 1)
-    start = distinct_indices(x, n - dropped)
-    expected = reference_kmedoids(x, start, None, 2, "euclidean")
-    assert_result(_kmedoids_sparse(x, n - dropped, None, 2), expected)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_sparse_is_used_for_few_dropped_tokens(metric: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weights = randn(2, 40, 6) + 3, rand(2, 40, seed=1)
-    options: dict[str, Any] = dict(weights=weights, init="distinct", iterations=2, metric=metric)
-    sparse = kmedoids(x, 37, **options)
-    monkeypatch.setattr("visualtokens.ops.clustering._kmedoids_sparse", None)
-    with pytest.raises(TypeError):
-        kmedoids(x, 37, **options)
-    monkeypatch.setattr("visualtokens.ops.clustering.sparse_is_cheaper", lambda *_: False)
-    assert_same_leaves(sparse, kmedoids(x, 37, **options))
-
-
-def test_sparse_keeps_equal_medoids_in_their_own_clusters() -> None:
-    """Of four equal tokens two are dropped, both to the lowest that is kept."""
-    x = torch.tensor([0.0, 0.0, 0.0, 0.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0]).view(1, 10, 1)
-    result = _kmedoids_sparse(x, 8, None, 1)
-    assert result.indices.tolist() == [[0, 3, 4, 5, 6, 7, 8, 9]]
-    assert result.assignment.tolist() == [[0, 0, 0, 1, 2, 3, 4, 5, 6, 7]]
-
-
-def test_sparse_compiles_to_one_graph_and_confines_bad_values(checks_off: None) -> None:
-    def sparse(x: Tensor, weights: Tensor) -> Any:
-        return kmedoids(x, x.shape[1] - 2, weights=weights, init="distinct", iterations=1)
-
-    x, weights = randn(2, 20, 4, seed=16), rand(2, 20, seed=17)
-    expected = sparse(x, weights)
-    assert_same_leaves(compiled(sparse)(x, weights), expected)
-    x[0, 3, 1] = torch.nan
-    result = sparse(x, weights)
-    assert_result([part[1] for part in result], [part[1] for part in expected])
-    assert ((result.indices[0] >= 0) & (result.indices[0] < 20)).all()
-    assert ((result.assignment[0] >= 0) & (result.assignment[0] < 18)).all()
-
-
-def test_products() -> None:
-    assert products(196, 187, 1, distinct=False) == 196**2
-    assert products(196, 187, 1, distinct=True) == 98**2 + 9 * 196 + 9 * 187
-    assert products(196, 150, 3, distinct=True) == 196**2  # too many are dropped
-    assert not sparse_is_cheaper(10, 5, 0)  # the init would split the second half again
+        kmedoids(x, 16, weights=weights, iterations=1)
+    assert made.numel == 2 * 64 * 64, made.operation

@@ -6,20 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import Attention, AttentionRope, DropPath, LayerNorm
+from timm.layers import Attention, AttentionRope, LayerNorm
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tests.reduce.helpers import rand, randn
+from tests.reduce.helpers import randn
 from visualtokens.reduce import attention as module_under_test
-from visualtokens.reduce.attention import (
-    apply,
-    attend_with_weights,
-    attend_with_weights_chunked,
-    attention,
-    is_noop,
-)
+from visualtokens.reduce.attention import attend_with_weights, attend_with_weights_chunked, attention
 from visualtokens.reduce.methods import KEYS, NOTHING, SIGNIFICANCE
 
 DIM, HEADS, N, PREFIX = 24, 4, 9, 1
@@ -136,30 +130,3 @@ def test_attention_dropout_in_training(needs: Any) -> None:
     torch.manual_seed(0)
     first, second = (attention(module, X, needs=needs)[0] for _ in range(2))
     assert not torch.allclose(first, second)
-
-
-NOOPS = {"identity": nn.Identity, "dropout": lambda: nn.Dropout(0.5), "drop_path": lambda: DropPath(0.5)}
-
-
-@pytest.mark.parametrize("name", NOOPS)
-def test_noops_are_skipped_unless_hooked(name: str) -> None:
-    module, x = NOOPS[name]().eval(), rand(2, 3)
-    assert is_noop(module)
-    assert apply(module, x) is x
-    module.register_forward_hook(lambda _module, _args, out: out + 1)
-    assert_close(apply(module, x), x + 1)
-
-
-@pytest.mark.parametrize("name", ["dropout", "drop_path"])
-def test_dropout_is_applied_in_training(name: str) -> None:
-    torch.manual_seed(0)
-    out = apply(NOOPS[name]().train(), torch.ones(64, 8))
-    assert 0 < (out == 0).sum() < out.numel()
-
-
-def test_subclass_of_a_noop_is_called() -> None:
-    class Double(nn.Identity):
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * x
-
-    assert apply(Double(), torch.ones(1)) == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,52 @@ def test_threads_share_a_model() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("checks", [False, True])
+def test_meta_device(method: str, checks: bool) -> None:
+    model = build("deit").to("meta")
+    before = visualtokens.set_checks(checks)
+    try:
+        out = reduce(model, method, keep=KEEP)(images().to("meta"))
+    finally:
+        visualtokens.set_checks(before)
+    assert out.is_meta
+    assert out.shape == (2, 7)
+
+
+def test_repeated_reductions_leak_no_memory() -> None:
+    """Every module of a reduction is collected after ``restore``, and the process does not grow."""
+    code = """
+import gc, os, timm, torch, visualtokens
+from torch import nn
+
+def resident():  # bytes
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def modules():
+    gc.collect()
+    return sum(isinstance(each, nn.Module) for each in gc.get_objects())
+
+def reductions(count):
+    for i in range(count):
+        visualtokens.reduce(model, ("weighted_kmedoids", "merge", "power_bert")[i % 3], keep=[12, 7, 3])
+        with torch.inference_mode():
+            model(images)
+        visualtokens.restore(model)
+
+model = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=3)
+images = torch.randn(2, 3, 64, 64)
+reductions(30)
+alive, before = modules(), resident()
+reductions(200)
+print(modules() - alive, resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    leaked, grown = map(int, done.stdout.split())
+    assert leaked == 0
+    assert grown < 20e6  # measured: below 3 MB; one copy of the weights for each reduction would be 1.3 GB
 
 
 def test_distributed_training(tmp_path: Path) -> None:

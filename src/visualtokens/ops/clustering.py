@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visualtokens.ops.distances import nearest, nearest_index, origin, squared_distances
+from visualtokens.ops.distances import nearest_index, origin, squared_distances
 from visualtokens.ops.groups import group_mean, group_sum, take
 from visualtokens.ops.numerics import check_finite, upcast
-from visualtokens.ops.seeds import Init, distinct_indices, seed_centres, seed_indices
+from visualtokens.ops.seeds import Init, seed_centres, seed_indices
 
 Metric = Literal["euclidean", "cosine"]
 
@@ -111,8 +111,6 @@ def kmedoids(
     points = _points(x.detach(), metric)
     points = points - origin(points)  # (B, N, C)
     weights = None if weights is None else weights.detach().to(points.dtype)
-    if isinstance(init, str) and init == "distinct" and sparse_is_cheaper(n, k, iterations):
-        return _kmedoids_sparse(points, k, weights, iterations)
     distance = squared_distances(points)  # (B, N, N)
     medoids = seed_indices(init, points, k, weights=weights, distance=distance)  # (B, K)
     # PAPER: Eq. 17 prints no weight, but without it the update would not lower the objective of Eq. 13.
@@ -146,71 +144,6 @@ def cheapest(cost: Tensor, assignment: Tensor, default: Tensor) -> Tensor:
     # n - 1 never wins against another candidate, and is a valid index even if all costs are NaN.
     candidates = torch.where(cost == lowest.gather(1, assignment), index, n - 1)  # (B, N)
     return default.scatter_reduce(1, assignment, candidates, "amin", include_self=False)
-
-
-def _kmedoids_sparse(points: Tensor, k: int, weights: Tensor | None, iterations: int) -> KMedoids:
-    """:func:`kmedoids` from the init "distinct", with distances of the G = N − K dropped tokens only.
-
-    A medoid belongs to its own cluster, so that only dropped tokens look for a medoid. Ties are resolved
-    as in the plain form, except that a medoid equal to another one still belongs to itself.
-    """
-    b, n, _ = points.shape
-    tokens = torch.arange(n, device=points.device).expand(b, n)
-    medoids = distinct_indices(points, k)  # (B, K)
-    dropped = tokens.scatter(1, medoids, n).sort(dim=1).values[:, : n - k]  # (B, G)
-    for _ in range(iterations):
-        best, cluster = _update_sparse(points, weights, medoids, dropped)
-        # A dropped token that becomes a medoid swaps places with the old one.
-        promoted = best.gather(1, cluster) == dropped  # (B, G)
-        dropped = torch.where(promoted, medoids.gather(1, cluster), dropped)
-        medoids = best
-    _, cluster = nearest(take(points, dropped), take(points, medoids))  # (B, G)
-    return KMedoids(medoids, _assignment_sparse(medoids, dropped, cluster))
-
-
-def _update_sparse(
-    points: Tensor, weights: Tensor | None, medoids: Tensor, dropped: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Eq. 17: the next medoids ``(B, K)``; and Eq. 16: the cluster of each dropped token ``(B, G)``."""
-    own = take(points, dropped)  # (B, G, C)
-    to_medoid, cluster = nearest(own, take(points, medoids))  # (B, G)
-    among = squared_distances(own)  # (B, G, G)
-    from_medoid = to_medoid
-    if weights is not None:
-        among = among * weights.gather(1, dropped).unsqueeze(1)
-        from_medoid = to_medoid * weights.gather(1, medoids).gather(1, cluster)
-        to_medoid = to_medoid * weights.gather(1, dropped)
-    same = cluster.unsqueeze(1) == cluster.unsqueeze(2)  # (B, G, G)
-    dropped_cost = torch.where(same, among, 0).sum(2) + from_medoid  # (B, G)
-    medoid_cost = to_medoid.new_zeros(medoids.shape).scatter_add(1, cluster, to_medoid)  # (B, K)
-    cost = points.new_zeros(points.shape[:2]).scatter(1, medoids, medoid_cost)
-    cost = cost.scatter(1, dropped, dropped_cost)  # (B, N)
-    return cheapest(cost, _assignment_sparse(medoids, dropped, cluster), medoids), cluster
-
-
-def _assignment_sparse(medoids: Tensor, dropped: Tensor, cluster: Tensor) -> Tensor:
-    """``(B, N)`` from the ``cluster (B, G)`` of each dropped token; medoids belong to themselves."""
-    (b, k), g = medoids.shape, dropped.shape[1]
-    own = torch.arange(k, device=medoids.device).expand(b, k)
-    # zeros: after NaN distances, medoids and dropped tokens may not cover all tokens
-    return medoids.new_zeros(b, k + g).scatter(1, medoids, own).scatter(1, dropped, cluster)
-
-
-def sparse_is_cheaper(n: int, k: int, iterations: int) -> bool:
-    """Whether the sparse form multiplies fewer pairs of tokens; it needs K above N / 2."""
-    return k > n // 2 and _sparse_products(n, k, iterations) < n * n
-
-
-def products(n: int, k: int, iterations: int, *, distinct: bool) -> int:
-    """Number of pairs of tokens that :func:`kmedoids` multiplies, from the init "distinct" or another."""
-    sparse = distinct and sparse_is_cheaper(n, k, iterations)
-    return _sparse_products(n, k, iterations) if sparse else n * n
-
-
-def _sparse_products(n: int, k: int, iterations: int) -> int:
-    """The init compares two halves; each update, G tokens with all; the last assignment, G with K."""
-    dropped = n - k
-    return (n + 1) // 2 * (n // 2) + iterations * dropped * n + dropped * k
 
 
 def _points(x: Tensor, metric: Metric) -> Tensor:

@@ -35,17 +35,13 @@ def squared_distances(points: Tensor) -> Tensor:
     return (square.unsqueeze(1) + square.unsqueeze(2)).sub_(products).clamp_min_(0)
 
 
-def nearest(points: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """min_j ‖x_i − y_j‖² and its j, the lowest on ties: ``(B, N)`` each.
-
-    ``points (B, N, C)`` and ``others (B, M, C)`` are centred.
-    """
-    least, index = _relative_distances(points, others).min(2)
-    return least + points.square().sum(2), index
+def nearest_distance(points: Tensor, others: Tensor) -> Tensor:
+    """min_j ‖x_i − y_j‖², ``(B, N)``; ``points (B, N, C)`` and ``others (B, M, C)`` are centred."""
+    return _relative_distances(points, others).amin(2) + points.square().sum(2)
 
 
 def nearest_index(points: Tensor, others: Tensor) -> Tensor:
-    """The index of :func:`nearest` without its distance, ``(B, N)``."""
+    """argmin_j ‖x_i − y_j‖, the lowest j on ties, ``(B, N)``."""
     return _relative_distances(points, others).min(2).indices
 
 

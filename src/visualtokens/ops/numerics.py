@@ -13,7 +13,8 @@ _checks_enabled = False
 def set_checks(enabled: bool) -> bool:
     """Turn input checks (finite values, indices in range) on or off; return the previous setting.
 
-    A check reads every value, so checks are off by default. Compiled graphs never check.
+    A check reads every value, so checks are off by default. Compiled graphs and tensors on the meta device
+    are never checked.
     """
     global _checks_enabled
     previous, _checks_enabled = _checks_enabled, bool(enabled)
@@ -25,7 +26,7 @@ def check_finite(operation: str, **values: object) -> None:
     if not _checks_enabled or torch.compiler.is_compiling():
         return
     for name, tensor in values.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        if not isinstance(tensor, Tensor) or tensor.is_meta or not tensor.is_floating_point():
             continue
         bad = ~torch.isfinite(tensor)
         if bad.any():
@@ -38,7 +39,7 @@ def check_finite(operation: str, **values: object) -> None:
 
 def check_range(operation: str, name: str, index: Tensor, low: int, high: int) -> None:
     """Raise a ValueError that names the first index outside ``low`` to ``high`` (inclusive)."""
-    if not _checks_enabled or torch.compiler.is_compiling():
+    if not _checks_enabled or index.is_meta or torch.compiler.is_compiling():
         return
     bad = (index < low) | (index > high)
     if bad.any():
@@ -62,6 +63,6 @@ def upcast(x: Tensor) -> Tensor:
 
 def no_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Context in which matrix products on the device of ``x`` keep the dtype of their inputs."""
-    if torch.is_autocast_enabled(x.device.type):
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()  # entering a disabled autocast is measurable at one image

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visualtokens.ops.distances import nearest, origin
+from visualtokens.ops.distances import nearest_distance, origin
 from visualtokens.ops.groups import take
 from visualtokens.ops.numerics import upcast
 
@@ -92,7 +92,7 @@ def distinct_indices(x: Tensor, k: int, *, distance: Tensor | None = None) -> Te
     if distance is None:
         x = upcast(x)
         x = x - origin(x)
-        isolation, _ = nearest(x[:, one], x[:, other])  # (B, first set)
+        isolation = nearest_distance(x[:, one], x[:, other])  # (B, first set)
     else:
         isolation = distance[:, one, other].amin(2)
     kept = torch.arange(first + step, x.shape[1], 2 * step, device=x.device).expand(len(x), -1)
@@ -141,7 +141,8 @@ def _by_index(index: Tensor, b: int, n: int, k: int) -> Tensor:
     if index.shape not in ((k,), (b, k)):
         expected = f"(K,) = {(k,)} or (B, K) = {(b, k)}"
         raise ValueError(f"init has indices of shape {tuple(index.shape)}; expected {expected}")
-    if not torch.compiler.is_compiling() and ((index < 0) | (index >= n)).any():
+    readable = not torch.compiler.is_compiling() and not index.is_meta
+    if readable and ((index < 0) | (index >= n)).any():
         raise ValueError(f"init has indices from {index.min()} to {index.max()}; expected 0 to {n - 1}")
     return index.long().expand(b, k)
 

@@ -1,7 +1,7 @@
 """The self-attention of timm's blocks, and what a pool needs from it: significance and keys.
 
-:func:`attention` covers all plain self-attentions of timm: fused or separate projections, separate biases,
-query and key norms, rotary positions, grouped queries, gates and inner norms.
+:func:`attention` covers every plain self-attention module in timm: fused or separate projections, separate
+biases, query and key norms, rotary positions, grouped queries, gates and inner norms.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, AttentionRope, DropPath, apply_rot_embed_cat
+from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
@@ -84,7 +84,7 @@ def attend_with_weights(
     if bias is not None:
         logits[..., logits.shape[3] - bias.shape[1] :].add_(bias.to(q.dtype)[:, None, None])
     weights = logits.softmax(3)
-    out = torch.bmm(apply(dropout, weights).flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
+    out = torch.bmm(dropout(weights).flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
     return out.view(*q.shape[:3], v.shape[3]), significance(weights)
 
 
@@ -136,7 +136,7 @@ def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Ten
     else:
         qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _eva_qkv(attn, x)
         q, k, v = qkv.reshape(*x.shape[:2], 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    q, k = apply(attn.q_norm, q), apply(attn.k_norm, k)
+    q, k = attn.q_norm(q), attn.k_norm(k)
     if rope is not None:
         q, k = (_rotate(attn, part, rope).type_as(v) for part in (q, k))
     groups = getattr(attn, "num_kv_groups", 1)
@@ -162,19 +162,7 @@ def _rotate(attn: Any, x: Tensor, rope: Tensor) -> Tensor:
 
 def _output(attn: Any, x: Tensor, out: Tensor) -> Tensor:
     """Join the heads of ``out (B, heads, N, D)`` and project to ``(B, N, C)``."""
-    out = apply(attn.norm, out.transpose(1, 2).flatten(2))
+    out = attn.norm(out.transpose(1, 2).flatten(2))
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
-    return apply(attn.proj_drop, attn.proj(out))
-
-
-def apply(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)``, skipping no-ops: a block has about ten, whose calls take noticeable time at batch 1."""
-    return x if is_noop(module) else module(x)
-
-
-def is_noop(module: nn.Module) -> bool:
-    """Whether the module returns its input: an identity, or dropout in evaluation mode, without hooks."""
-    kind = type(module)
-    passive = kind is nn.Identity or (kind in (nn.Dropout, DropPath) and not module.training)
-    return passive and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    return attn.proj_drop(attn.proj(out))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from visualtokens.errors import UserError
 from visualtokens.grouping import Tap
 from visualtokens.ops import take
-from visualtokens.reduce.attention import Attended, apply, attention, is_supported
+from visualtokens.reduce.attention import Attended, attention, is_supported
 from visualtokens.reduce.methods import NOTHING, Pool, Pooled, Seen
 from visualtokens.reduce.state import State, advance, grouping_of
 
@@ -115,37 +115,37 @@ MlpHalf = Callable[[Any, Tensor], Tensor]
 
 def _pre_norm_attention(block: Any, x: Tensor, attend: Attend) -> Attended:
     out, significance, keys = attend(block.attn, block.norm1(x))
-    return x + apply(block.drop_path1, apply(block.ls1, out)), significance, keys
+    return x + block.drop_path1(block.ls1(out)), significance, keys
 
 
 def _pre_norm_mlp(block: Any, x: Tensor) -> Tensor:
-    return x + apply(block.drop_path2, apply(block.ls2, block.mlp(block.norm2(x))))
+    return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
 
 def _post_norm_attention(block: Any, x: Tensor, attend: Attend) -> Attended:
     out, significance, keys = attend(block.attn, x)
-    return x + apply(block.drop_path1, block.norm1(out)), significance, keys
+    return x + block.drop_path1(block.norm1(out)), significance, keys
 
 
 def _post_norm_mlp(block: Any, x: Tensor) -> Tensor:
-    return x + apply(block.drop_path2, block.norm2(block.mlp(x)))
+    return x + block.drop_path2(block.norm2(block.mlp(x)))
 
 
 def _eva_attention(block: Any, x: Tensor, attend: Attend) -> Attended:
     out, significance, keys = attend(block.attn, block.norm1(x))
     out = out if block.gamma_1 is None else block.gamma_1 * out
-    return x + apply(block.drop_path1, out), significance, keys
+    return x + block.drop_path1(out), significance, keys
 
 
 def _eva_mlp(block: Any, x: Tensor) -> Tensor:
     out = block.mlp(block.norm2(x))
-    return x + apply(block.drop_path2, out if block.gamma_2 is None else block.gamma_2 * out)
+    return x + block.drop_path2(out if block.gamma_2 is None else block.gamma_2 * out)
 
 
 def _parallel_attention(block: Any, x: Tensor, attend: Attend) -> Attended:
     """The significance is summed over the attentions, the keys are concatenated."""
     outs, received, keys = zip(*(attend(part.attn, part.norm(x)) for part in block.attns), strict=True)
-    steps = [apply(part.drop_path, apply(part.ls, out)) for part, out in zip(block.attns, outs, strict=True)]
+    steps = [part.drop_path(part.ls(out)) for part, out in zip(block.attns, outs, strict=True)]
     return (
         x + torch.stack(steps).sum(dim=0),
         None if received[0] is None else torch.stack(received).sum(dim=0),  # (B, N)
