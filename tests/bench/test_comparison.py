@@ -204,6 +204,9 @@ def test_table_reports_disturbances():
     assert "NEVER QUIET: 2 of 9 turns" in text
     assert "full range" in text
     assert max(map(len, text.splitlines())) <= 100
+    text = a_comparison(waiting=0.8).table()
+    assert "NEVER QUIET: no core was free 80% of the time" in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_to_dict_is_ready_for_json():

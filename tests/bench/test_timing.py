@@ -2,7 +2,10 @@
 
 import gc
 import itertools
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +14,7 @@ from visualtokens.bench.timing import (
     MIN_ROUNDS,
     WARMUPS,
     Spread,
+    cpu_stalled,
     interleave,
     matmul_canary,
     median_interval,
@@ -44,7 +48,7 @@ class FakeMachine:
         return run
 
     def time(self, candidates, **options):
-        options = dict(rounds=3, min_seconds=0.0, retries=2, tolerance=0.1) | options
+        options = dict(rounds=3, min_seconds=0.0, retries=2, tolerance=0.1, stalled=lambda: None) | options
         return interleave(candidates, canary=self.canary, clock=self.clock, **options)
 
 
@@ -107,6 +111,38 @@ def test_a_busy_machine_is_reported():
     attempts = len(machine.log) - WARMUPS
     assert attempts == 3 * (1 + 2) + 3  # each turn, its retries, and the final check
     assert timings.discarded == attempts - 3
+
+
+@pytest.mark.parametrize(("share", "quiet"), [(0.02, True), (0.95, False)])
+def test_constant_load_is_reported(share, quiet):
+    """Load that slows all canaries alike shows only in the time that processes wait for a processor."""
+    machine = FakeMachine()
+    timings = machine.time({"a": machine.work("a", 1.0)}, stalled=lambda: 5 + share * machine.now)
+    assert timings.waiting == pytest.approx(share)
+    assert (timings.noisy, timings.quiet) == (0, quiet)
+
+
+@pytest.mark.skipif(cpu_stalled() is None, reason="the kernel reports no pressure stall information")
+def test_a_machine_with_more_processes_than_cores_is_not_quiet():
+    cores = len(os.sched_getaffinity(0))
+    spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    competitors = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(2 * cores)]
+    try:
+        for each in competitors:
+            each.stdout.readline()  # it runs
+        timings = interleave({"a": lambda: sum(range(100_000))}, rounds=3, retries=0)
+    finally:
+        for each in competitors:
+            each.kill()
+            each.communicate()
+    assert timings.waiting > 0.5
+    assert not timings.quiet
+
+
+def test_no_pressure_stall_information(tmp_path):
+    assert cpu_stalled(tmp_path / "missing") is None
+    (tmp_path / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n")
+    assert cpu_stalled(tmp_path / "cpu") == 2.5
 
 
 def test_the_quietest_of_disturbed_attempts_is_kept():

@@ -212,6 +212,15 @@ def test_compiles_with_inductor(name: str) -> None:
 
 
 @every_name
+def test_forward_on_the_meta_device(name: str) -> None:
+    model = on_meta(name).eval()
+    size = timm.data.resolve_model_data_config(model)["input_size"]
+    out = model(torch.empty(2, *size, device="meta"))
+    assert out.is_meta
+    assert out.shape == (2, model.num_classes)
+
+
+@every_name
 def test_layer_groups_hold_every_parameter_once(name: str) -> None:
     model = on_meta(name)
     for coarse in (False, True):

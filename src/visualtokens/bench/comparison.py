@@ -22,6 +22,7 @@ from visualtokens.bench.timing import (
     Timings,
     Verdict,
     interleave,
+    is_quiet,
     matmul_canary,
     synchronize,
 )
@@ -65,6 +66,12 @@ class Comparison:
     tolerance: float  # how much slower than the best the canary of a turn may be
     discarded: int  # turns repeated because the machine was busy
     noisy: int  # turns kept although the machine was busy
+    waiting: float | None = None  # share of the time in which some process waited for a processor
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no kept turn was disturbed and processes hardly waited for a processor."""
+        return is_quiet(self.noisy, self.waiting)
 
     def table(self) -> str:
         """The comparison as text, at most 100 columns wide."""
@@ -73,7 +80,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as a dictionary, ready for JSON."""
-        return asdict(self) | {"quiet": self.noisy == 0}
+        return asdict(self) | {"quiet": self.quiet}
 
 
 def compare(
@@ -123,6 +130,7 @@ def compare(
         tolerance=timings.tolerance,
         discarded=timings.discarded,
         noisy=timings.noisy,
+        waiting=timings.waiting,
     )
 
 
@@ -305,6 +313,11 @@ def _legend(comparison: Comparison) -> list[str]:
     if comparison.noisy:
         lines.append(
             f"THE MACHINE WAS NEVER QUIET: {comparison.noisy} of {turns} turns are disturbed; "
+            "do not trust small differences."
+        )
+    elif not comparison.quiet:
+        lines.append(
+            f"THE MACHINE WAS NEVER QUIET: no core was free {comparison.waiting:.0%} of the time; "
             "do not trust small differences."
         )
     return lines

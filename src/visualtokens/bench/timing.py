@@ -2,7 +2,8 @@
 
 All candidates take turns in one process, round by round in rotating order, so that a slow phase of the
 machine affects all of them. Before and after each turn a canary, a fixed matrix product, is timed. A turn
-next to a slow canary was disturbed; it is discarded and repeated.
+next to a slow canary was disturbed; it is discarded and repeated. Constant load slows all canaries alike, so
+the time in which processes waited for a processor is measured as well, where the system reports it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -23,9 +25,14 @@ from visualtokens.errors import UserError
 
 Clock = Callable[[], float]
 Canary = Callable[[], float]  # returns its duration in seconds
+Stalled = Callable[[], float | None]  # see cpu_stalled
+PRESSURE = Path("/proc/pressure/cpu")
 Verdict = Literal["faster", "slower", "same within noise", "too few rounds"]
 
 TOLERANCE = 0.15
+# Share of the time in which a process may wait for a processor. With one benchmark on two cores it is 2 %,
+# with one more process that computes about 100 %.
+MAX_WAITING = 0.2
 RETRIES = 3
 MIN_SECONDS = 0.2
 WARMUPS = 2
@@ -65,6 +72,7 @@ class Timings:
     best_canary: float
     tolerance: float
     discarded: int  # number of repeated turns
+    waiting: float | None = None  # share of the time in which some process waited for a processor
 
     @property
     def names(self) -> list[str]:
@@ -79,8 +87,8 @@ class Timings:
 
     @property
     def quiet(self) -> bool:
-        """Whether no kept turn was disturbed."""
-        return self.noisy == 0
+        """Whether no kept turn was disturbed and processes hardly waited for a processor."""
+        return is_quiet(self.noisy, self.waiting)
 
     def seconds(self, name: str) -> list[float]:
         """Seconds per call, round by round."""
@@ -105,6 +113,23 @@ class Timings:
         return verdict(self.ratios(name))
 
 
+def is_quiet(noisy: int, waiting: float | None) -> bool:
+    """Whether a measurement with these values of :class:`Timings` was undisturbed."""
+    return noisy == 0 and (waiting is None or waiting <= MAX_WAITING)
+
+
+def cpu_stalled(pressure: Path = PRESSURE) -> float | None:
+    """Seconds since the start of the system in which at least one process waited for a processor.
+
+    From Linux's pressure stall information; None on other systems and where it is disabled.
+    """
+    try:
+        some = next(line for line in pressure.read_text().splitlines() if line.startswith("some"))
+    except (OSError, StopIteration):
+        return None
+    return int(some.rpartition("total=")[2]) / 1e6
+
+
 def interleave(
     candidates: Mapping[str, Callable[[], object]],
     *,
@@ -114,6 +139,7 @@ def interleave(
     retries: int = RETRIES,
     canary: Canary | None = None,
     clock: Clock = time.perf_counter,
+    stalled: Stalled = cpu_stalled,
 ) -> Timings:
     """Time the candidates in turns. Each must finish its work before it returns (synchronise a GPU).
 
@@ -128,6 +154,7 @@ def interleave(
         raise UserError(
             f"cannot time {len(candidates)} candidates in {rounds} rounds; give at least one of each"
         )
+    began, stalled_before = clock(), stalled()
     watch = _Stopwatch(canary or matmul_canary(), clock, tolerance, retries)
     names = list(candidates)
     calls = {name: _calls_per_turn(candidates[name], min_seconds, clock) for name in names}
@@ -141,7 +168,11 @@ def interleave(
         # Repeat turns that passed only because the best canary came later.
         for name in names:
             turns[name] = [watch.recheck(turn, candidates[name], calls[name]) for turn in turns[name]]
-    return Timings(turns, calls, watch.best, tolerance, watch.discarded)
+    stalled_after = stalled()
+    waiting = None
+    if stalled_before is not None and stalled_after is not None:
+        waiting = (stalled_after - stalled_before) / (clock() - began)
+    return Timings(turns, calls, watch.best, tolerance, watch.discarded, waiting)
 
 
 class _Stopwatch:

@@ -1,0 +1,112 @@
+"""The threads of ``vtok``: bounded spinning, and the CPU quota of the container."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vtok
+
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu")  # version 1
+
+
+def run(code: str, **environment: str) -> str:
+    """Output of a new process without OpenMP's variables, except the given ones."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "MKL_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+CONFIGURED = (
+    "import os, sys, vtok; assert 'torch' not in sys.modules; vtok.configure_threads(os.environ); "
+    "print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_NUM_THREADS'), end=' '); "
+    "import torch; print(torch.get_num_threads())"
+)
+
+
+def test_spinning_is_bounded_before_torch_is_loaded():
+    assert run(CONFIGURED).split()[0] == str(vtok.SPIN_COUNT)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"GOMP_SPINCOUNT": "7"}, ["7", "None"]),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, ["None", "None"]),
+        ({"OMP_NUM_THREADS": "1"}, [str(vtok.SPIN_COUNT), "1", "1"]),
+    ],
+)
+def test_variables_of_the_user_are_kept(given: dict[str, str], expected: list[str]):
+    assert run(CONFIGURED, **given).split()[: len(expected)] == expected
+
+
+def test_importing_the_library_changes_no_settings_of_the_process():
+    run(
+        "import os, torch; before = dict(os.environ), torch.get_num_threads(), torch.initial_seed(); "
+        "import visualtokens, visualtokens.cli; "
+        "assert before == (dict(os.environ), torch.get_num_threads(), torch.initial_seed())"
+    )
+
+
+def group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("limits", "quota"),
+    [
+        ({"a/b": "max 100000"}, None),
+        ({"a/b": "150000 100000"}, 1.5),
+        ({"a": "50000 100000", "a/b": "400000 100000"}, 0.5),  # an ancestor has the lower limit
+        ({".": "300000 100000"}, 3.0),
+        ({"a/b": "nonsense"}, None),
+    ],
+)
+def test_quota_of_control_groups_version_2(tmp_path: Path, limits: dict[str, str], quota: float | None):
+    for folder, text in limits.items():
+        group(tmp_path / folder, cpu__max=text)
+    (tmp_path / "membership").write_text("0::/a/b\n")
+    assert vtok.cpu_quota(tmp_path / "membership", tmp_path) == quota
+
+
+@pytest.mark.parametrize(("limit", "quota"), [("-1", None), ("25000", 0.25), ("200000", 2.0)])
+@pytest.mark.parametrize("path", ["docker/1", ""])  # a container may see its group as the root
+def test_quota_of_control_groups_version_1(tmp_path: Path, limit: str, quota: float | None, path: str):
+    group(tmp_path / "cpu" / path, cpu__cfs_quota_us=limit, cpu__cfs_period_us="100000")
+    (tmp_path / "membership").write_text("5:memory:/other\n3:cpu,cpuacct:/docker/1\n0::/\n")
+    assert vtok.cpu_quota(tmp_path / "membership", tmp_path) == quota
+
+
+def test_no_control_groups(tmp_path: Path):
+    assert vtok.cpu_quota(tmp_path / "missing", tmp_path) is None
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A real control group of 0.5 processors."""
+    folder = CPU_GROUPS / f"vtok-test-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+        (folder / "cpu.cfs_period_us").write_text("100000")
+        (folder / "cpu.cfs_quota_us").write_text("50000")
+    except OSError as error:
+        pytest.skip(f"control groups cannot be created here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_threads_in_a_real_control_group(limited: Path):
+    if vtok.cpu_count() < 2:
+        pytest.skip("one processor has one thread anyway")
+    join = f"import os; open({str(limited / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
+    assert run(join + CONFIGURED).split()[1:] == ["1", "1"]
