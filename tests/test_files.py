@@ -100,10 +100,12 @@ def test_remove_folder_renames_it_first(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     assert not (tmp_path / "folder").exists()
     assert len(list(tmp_path.iterdir())) == 1
-    (tmp_path / ".x.json.123.tmp").write_text("left by a process that was killed")
-    (tmp_path / "keep.tmp").write_text("not ours")
+    (tmp_path / ".vtok-x.json.123.tmp").write_text("left by a process that was killed")
+    others = [".notes.123.tmp", ".vtok-notes.tmp", ".vtok-x.json.123.tmp.bak", "keep.tmp"]
+    for name in others:
+        (tmp_path / name).write_text("not ours")
     remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["keep.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == others
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -12,12 +12,14 @@ from torch import nn
 from visualtokens.bench import count_macs, count_parameters, interleave
 from visualtokens.checkpoint import load
 from visualtokens.data import ImageDataset, Preprocess, open_dataset
+from visualtokens.errors import UserError
 from visualtokens.explain import explain
 from visualtokens.explain.html import KeyFigure
 from visualtokens.report import Report, Sample, write_report
 from visualtokens.tasks import Checkpoint
 from visualtokens.tasks.classify import predict
 from visualtokens.train import TrainConfig, TrainResult, train
+from visualtokens.train.folder import changed_option, read_options
 
 CONFIG = dict(model="paca_vit_nano", data="digits", epochs=30, batch=64, lr=2e-3, seed=0)
 SAMPLES = 6
@@ -37,19 +39,23 @@ class DemoResult:
     images: int  # of the validation set
     train_images_per_second: float
     images_per_second: float  # of inference
-    seconds: float  # of training, with the evaluation after every epoch
+    seconds: float  # of all training steps, also those before an interruption
     report: Path
 
 
 def run(out: str | Path, *, epochs: int | None = None, progress: bool | None = None) -> DemoResult:
     """Train a small PaCa-ViT on handwritten digits and write ``report.html`` to ``out``.
 
-    An earlier demo in the folder is overwritten.
+    The folder must be empty or hold a demo. An interrupted demo is resumed; of a finished one, the model is
+    evaluated again and the report is written again.
     """
     options = CONFIG if epochs is None else CONFIG | dict(epochs=epochs)
-    result = train(TrainConfig(out=str(out), overwrite=True, **options), progress=progress)  # type: ignore[arg-type]
+    config = TrainConfig(out=str(out), resume="auto", **options)  # type: ignore[arg-type]
+    _check_folder(config)
+    result = train(config, progress=progress)
     if result.signal is not None or result.accuracy is None or result.confusion is None:
         raise KeyboardInterrupt  # the checkpoint is saved; a report on half a run would mislead
+    seconds, train_speed = _training_time(result)
     checkpoint = load(out)
     digits = open_dataset("digits", "val")
     speed = _images_per_second(checkpoint.model, checkpoint.preprocess)
@@ -66,11 +72,30 @@ def run(out: str | Path, *, epochs: int | None = None, progress: bool | None = N
     return DemoResult(
         accuracy=result.accuracy,
         images=len(digits),
-        train_images_per_second=result.images_per_second,
+        train_images_per_second=train_speed,
         images_per_second=speed,
-        seconds=result.seconds,
+        seconds=seconds,
         report=write_report(Path(out) / "report.html", report),
     )
+
+
+def _check_folder(config: TrainConfig) -> None:
+    """Raise :class:`UserError` unless the output folder is empty or holds this demo."""
+    out = Path(config.out)
+    if not out.is_dir():
+        return
+    before = read_options(out)
+    if before is None and any(not path.name.startswith(".vtok-") for path in out.iterdir()):
+        raise UserError(f"{config.out!r} is not empty and holds no demo; give another --out")
+    if before is not None and (changed_option(config, before) or before.get("epochs") != config.epochs):
+        raise UserError(f"{config.out!r} holds another run; give another --out")
+
+
+def _training_time(result: TrainResult) -> tuple[float, float]:
+    """Return the seconds of all training steps, and the images per second in them."""
+    seconds = sum(record["seconds"] for record in result.history)
+    images = sum(record["seconds"] * record["images_per_second"] for record in result.history)
+    return seconds, images / seconds
 
 
 def _key_figures(
@@ -79,9 +104,10 @@ def _key_figures(
     parameters = count_parameters(checkpoint.model)
     macs = count_macs(checkpoint.model, checkpoint.preprocess.size)
     wrong = round(images * (1 - (result.accuracy or 0)))
+    seconds, train_speed = _training_time(result)
     return [
         ("Accuracy", f"{result.accuracy:.1%}", f"{wrong} of {images} validation images misclassified"),
-        ("Training", f"{result.seconds:.0f} s", f"{result.images_per_second:,.0f} images/s on this machine"),
+        ("Training", f"{seconds:.0f} s", f"{train_speed:,.0f} images/s on this machine"),
         ("Inference", f"{speed:,.0f}", "images/s, in batches of 64"),
         ("Parameters", f"{parameters / 1e6:.2f} M", f"{CONFIG['model']}, {macs / 1e6:.0f} M multiply-adds"),
     ]

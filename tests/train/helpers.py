@@ -93,6 +93,14 @@ def last_state(config: TrainConfig) -> tuple[State, dict[str, Tensor]]:
     return load_snapshot(list_snapshots(Path(config.out))[-1])
 
 
+def flip(path: Path, bit: int) -> None:
+    """Flip one bit of a file; other hard links to it keep the old content."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.unlink()
+    path.write_bytes(content)
+
+
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
     """Call ``act`` during the given step, counted from 0."""
     learn = Learner.learn

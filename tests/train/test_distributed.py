@@ -167,6 +167,42 @@ def test_killed_process_costs_only_the_steps_since_the_last_snapshot(config: Mak
     assert step_losses(whole) == step_losses(broken)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
+def test_processes_end_when_torchrun_is_killed(config: Make) -> None:
+    settings = config()
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"),
+        *("-m", "visualtokens.train", "--model", settings.model, "--data", settings.data),
+        *("--out", settings.out, "--augment", "digits", "--device", "cpu", "--batch", "16"),
+        *("--epochs", "10000", "--log_every", "1", "--workers", "1"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as job:
+        _wait_for_steps(settings, 4, job)
+        ranks = _children(job.pid)
+        workers = [worker for rank in ranks for worker in _children(rank)]
+        assert len(ranks) == 2
+        try:
+            job.kill()
+            deadline = time.monotonic() + 60
+            while (alive := [pid for pid in (*ranks, *workers) if _is_running(pid)]) and (
+                time.monotonic() < deadline
+            ):
+                time.sleep(0.1)
+            assert not alive
+        finally:
+            for pid in filter(_is_running, (*ranks, *workers)):
+                os.kill(pid, signal.SIGKILL)
+    assert len(train(config(epochs=1, resume="auto", batch=16)).history) >= 1, "the folder is not in use"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def _wait_for_steps(settings: TrainConfig, steps: int, job: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and job.poll() is None:

@@ -54,7 +54,7 @@ def check_resume(settings: TrainConfig, resumed: TrainConfig, steps: int) -> Non
 def test_a_disk_that_is_full(config: Make, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for one snapshot of about 7 MB and for less than half of the next."""
     folder = mount("size=60m")
-    settings = config(out=str(folder / "run"), save_every=1)
+    settings = config(out=str(folder / "run"), save_every=1, keep=1)
     ballast = folder / "ballast"
     at_step(monkeypatch, 2, lambda: ballast.write_bytes(bytes(shutil.disk_usage(folder).free - 3_000_000)))
     with pytest.raises(

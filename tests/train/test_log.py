@@ -32,7 +32,8 @@ def test_records_after_a_snapshot_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     forget_steps_after(tmp_path, 3)
     assert not path.exists()
-    path.write_text('{"step": 1}\n{"step": 3}\n{"step": 4}\nno json\n{"step": 2')
+    good, bad = [b'{"step": 1}', b'{"step": 3}', b'{"step": 4}'], [b"no json", b'{"st\xe5p": 2}', b"2"]
+    path.write_bytes(b"\n".join([*good, *bad, b'{"step": 2']))
     forget_steps_after(tmp_path, 3)
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
 

@@ -1,8 +1,11 @@
-"""Resuming from snapshots, and the output folder of a run."""
+"""Resuming from snapshots, intact and damaged."""
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.helpers import Make, history, last_state, same, signal_at, step_losses, weights
+from tests.train.helpers import (
+    Make,
+    at_step,
+    flip,
+    history,
+    last_state,
+    same,
+    signal_at,
+    step_losses,
+    weights,
+)
 from visualtokens.errors import UserError
-from visualtokens.train import TrainConfig, load_checkpoint, train
-from visualtokens.train.snapshot import list_snapshots
+from visualtokens.train import TrainConfig, load_checkpoint, snapshot, train
+from visualtokens.train.snapshot import list_snapshots, load_snapshot
 
 EVERYTHING: dict[str, Any] = dict(
     epochs=3,
@@ -148,64 +161,121 @@ def test_restarted_job_resumes_despite_overwrite(config: Make, monkeypatch: pyte
     assert [record["epoch"] for record in result.history] == [1, 2]
 
 
-def test_folder_that_holds_a_run_is_refused_without_overwrite(config: Make) -> None:
+def kept_while_writing(monkeypatch: pytest.MonkeyPatch, settings: TrainConfig) -> list[list[int]]:
+    """Record the steps of the complete snapshots whenever a new one is written."""
+    write_folder, found = snapshot.write_folder, []
+
+    def record(path: Path, fill: Any) -> None:
+        found.append([int(path.name[-8:]) for path in list_snapshots(Path(settings.out))])
+        write_folder(path, fill)
+
+    monkeypatch.setattr(snapshot, "write_folder", record)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [(1, [[], [1], [2], [3]]), (2, [[], [1], [2], [3]]), (3, [[], [1], [1, 2], [2, 3]])],
+)
+def test_old_snapshots_make_room_before_a_new_one_is_written(
+    config: Make, monkeypatch: pytest.MonkeyPatch, keep: int, expected: list[list[int]]
+) -> None:
+    settings = config(epochs=1, batch=24, save_every=1, keep=keep)
+    found = kept_while_writing(monkeypatch, settings)
+    train(settings)
+    assert found == expected
+    assert [int(path.name[-8:]) for path in list_snapshots(Path(settings.out))] == [1, 2, 3, 4][-keep:]
+
+
+def test_no_snapshot_is_deleted_while_the_newest_one_is_damaged(
+    config: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = config(epochs=1, batch=24, save_every=1)
+    found = kept_while_writing(monkeypatch, settings)
+    at_step(monkeypatch, 2, lambda: flip(list_snapshots(Path(settings.out))[-1] / "state.pt", 80_000))
+    train(settings)
+    assert found == [[], [1], [1, 2], [3]]
+    assert "step_00000002/state.pt is damaged" in caplog.text
+
+
+# Damage.
+
+
+def check_flips(settings: TrainConfig, folder: Path, *, flips: int) -> None:
+    """Load copies of the run's last snapshot with one flipped bit each."""
+    rng = random.Random(0)
+    copy = Path(shutil.copytree(list_snapshots(Path(settings.out))[-1], folder / "copy"))
+    files = sorted(path.name for path in copy.iterdir())
+    load_snapshot(copy)
+    for number in range(flips):
+        path = copy / files[number % len(files)]
+        before = path.read_bytes()
+        flip(path, rng.randrange(8 * len(before)))
+        with pytest.raises(UserError, match=re.escape(f"{copy}/")):
+            load_snapshot(copy)
+        path.write_bytes(before)
+    load_snapshot(copy)
+
+
+def test_a_flipped_bit_is_detected(config: Make, tmp_path: Path) -> None:
     train(config(epochs=1))
-    before = weights(config())
-    with pytest.raises(UserError, match="already holds a run; give --resume, --overwrite or another --out"):
-        train(config(epochs=1, seed=1))
-    assert same(weights(config()), before)
-    train(config(epochs=1, seed=1, overwrite=True))
-    assert not same(weights(config()), before)
-    assert len(history(config())) == 1
+    check_flips(config(), tmp_path, flips=40)
 
 
-def test_overwrite_removes_the_old_run(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_any_flipped_bit_is_detected(config: Make, tmp_path: Path) -> None:
     train(config(epochs=1))
-    other = Path(config().out) / "mine.txt"
-    other.write_text("not of the run")
-    signal_at(monkeypatch, step=0)
-    train(config(epochs=1, overwrite=True))  # ends before its first evaluation
-    assert sorted(path.name for path in Path(config().out).iterdir()) == [
-        *("config.json", "mine.txt", "model.safetensors", "options.json", "snapshots", "steps.jsonl")
-    ]
+    check_flips(config(), tmp_path, flips=800)
 
 
-def test_wrong_options_do_not_delete_the_old_run(config: Make) -> None:
-    train(config(epochs=1))
-    before = weights(config())
-    mistakes: list[dict[str, Any]] = [
-        *({"model": "paca_vit_nan"}, {"data": "digit"}, {"augment": "foto"}, {"device": "gpu"}),
-        *({"optimizer": "adamv"}, {"auto_augment": "ran-m9"}, {"task": "clasify"}, {"teacher": "resnet1"}),
-    ]
-    for mistake in mistakes:
-        with pytest.raises(UserError, match=r"^unknown "):
-            train(config(overwrite=True, **mistake))
-    assert same(weights(config()), before)
-
-
-def test_resume_refuses_other_settings_and_empty_folders(config: Make) -> None:
-    with pytest.raises(UserError, match="nothing to resume"):
-        train(config(resume=True))
-    train(config(epochs=1, lr=1e-3))
-    with pytest.raises(UserError, match=r"has lr=0\.001, not 0\.002"):
-        train(config(epochs=1, lr=2e-3, resume=True))
-    with pytest.raises(UserError, match=r"has optimizer='adamw', not 'lamb'"):
-        train(config(epochs=1, optimizer="lamb", resume="auto"))
-
-
-@pytest.mark.parametrize("damage", ["cut", "missing", "code"])
-def test_damaged_snapshot_is_refused(config: Make, tmp_path: Path, damage: str) -> None:
-    train(config(epochs=1))
-    state = list_snapshots(Path(config().out))[-1] / "state.pt"
-    if damage == "cut":
+def damage(folder: Path, how: str, hacked: Path) -> str:
+    """Damage a snapshot; return the name of the file."""
+    state = folder / "state.pt"
+    if how == "cut":
         state.write_bytes(state.read_bytes()[:1000])
-    elif damage == "missing":
+    elif how == "missing":
         state.unlink()
+    elif how == "code":
+        torch.save({"epoch": Evil(hacked)}, state)
+        (folder / "digests.json").unlink(missing_ok=True)  # as in an older snapshot
     else:
-        torch.save({"epoch": Evil(tmp_path / "hacked")}, state)
-    with pytest.raises(UserError, match=r"state\.pt .*cannot resume from it; delete .*--overwrite"):
-        train(config(resume=True))
+        content = (folder / how).read_bytes()
+        flip(folder / how, 8 * len(content) // 2)
+        return how
+    return state.name
+
+
+@pytest.mark.parametrize("how", ["cut", "missing", "code", "state.pt", "model.safetensors", "config.json"])
+def test_damaged_snapshot_falls_back_to_the_one_before(
+    config: Make, whole_run: TrainConfig, caplog: pytest.LogCaptureFixture, tmp_path: Path, how: str
+) -> None:
+    out = shutil.copytree(whole_run.out, tmp_path / "copy")
+    settings = config(out=str(out), **EVERYTHING, resume="auto")
+    published = (Path(settings.out) / "config.json").read_bytes()
+    damaged = list_snapshots(Path(settings.out))[-1]
+    name = damage(damaged, how, tmp_path / "hacked")
+    train(settings)
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{damaged / name} " in warning
+    assert warning.endswith("resuming from the snapshot before it, epoch_0002_step_00000008")
+    assert_equal_runs(whole_run, settings)
     assert not (tmp_path / "hacked").exists()
+    config_now = json.loads((Path(settings.out) / "config.json").read_bytes())
+    assert config_now["label_names"] == json.loads(published)["label_names"]
+    assert damaged.with_name(damaged.name + ".damaged").is_dir(), "nothing is deleted"
+
+
+def test_without_an_intact_snapshot_the_run_is_refused(config: Make) -> None:
+    train(config(epochs=1, keep=1))
+    out = Path(config().out)
+    published = {name: (out / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    folder = list_snapshots(out)[-1]
+    flip(folder / "config.json", 1000)
+    with pytest.raises(UserError, match=r"config\.json is damaged.*start again with --overwrite$") as caught:
+        train(config(resume=True))
+    assert "\n" not in str(caught.value)
+    assert {name: (out / name).read_bytes() for name in published} == published
+    assert folder.exists()
 
 
 class Evil:
@@ -216,10 +286,3 @@ class Evil:
 
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
         return open, (str(self.path), "w")
-
-
-def test_out_must_be_a_folder(config: Make, tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("mine")
-    with pytest.raises(UserError, match="is a file; give a folder"):
-        train(config())
-    assert (tmp_path / "run").read_text() == "mine"

@@ -12,7 +12,8 @@ class DemoConfig:
     """Train, evaluate and explain a small model on real digits, and write a report."""
 
     out: str = "demo"
-    """Output folder for the model and the report."""
+    """Output folder for the model and the report; it must be empty or hold a demo. An interrupted demo is
+    resumed; a finished one is not trained again, only evaluated and explained."""
 
 
 def run(config: DemoConfig) -> Result:

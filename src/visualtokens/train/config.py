@@ -94,8 +94,9 @@ class TrainConfig(TaskOptions):
     save_every: int | None = None
     """Steps between snapshots to resume from; by default one per epoch."""
 
-    keep: int = 1
-    """Number of most recent snapshots to keep."""
+    keep: int = 2
+    """Number of most recent snapshots to keep. If the newest one is damaged, the run resumes from the one
+    before it."""
 
     max_bad_steps: int = 10
     """Consecutive steps that may be skipped because loss or gradient is not finite."""
@@ -110,7 +111,7 @@ class TrainConfig(TaskOptions):
     """Steps between log records."""
 
     overwrite: bool = False
-    """Replace the run in the output folder."""
+    """Replace the run in the output folder; files that no run wrote are kept."""
 
     resume: bool | Literal["auto"] = False
     """Resume the run in the output folder from its last snapshot; give the other options again. auto starts

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from visualtokens.data import Share
 from visualtokens.errors import UserError
 
 T = TypeVar("T")
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,20 @@ def is_main_process() -> bool:
 def restarts() -> int:
     """Return how often torchrun restarted this job after one of its processes failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def end_with_torchrun() -> None:
+    """Let the kernel kill this process when torchrun, which started it, ends; on Linux only.
+
+    A torchrun that is killed cannot stop its processes.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # ended between these calls
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def local_device(device: torch.device) -> torch.device:

@@ -16,6 +16,7 @@ from visualtokens.files import write_atomically
 LOG = "log.jsonl"  # one line per epoch
 STEPS = "steps.jsonl"  # one line every few steps
 RUN_ID = "run_id"
+TENSORBOARD = "tensorboard"  # folder of its event files
 PROJECT = "visualtokens"
 
 
@@ -64,18 +65,18 @@ def write_history(out: Path, history: Sequence[Mapping[str, Any]]) -> None:
 
 
 def forget_steps_after(out: Path, step: int) -> None:
-    """Remove the records after ``step``, from which the run resumes, and incomplete lines."""
+    """Remove the records after ``step``, from which the run resumes, and incomplete or damaged lines."""
     path = out / STEPS
     if not path.exists():
         return
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines(True) if _step_of(line) <= step]
-    write_atomically(path, lambda temporary: temporary.write_text("".join(kept), encoding="utf-8"))
+    kept = [line for line in path.read_bytes().splitlines(True) if _step_of(line) <= step]
+    write_atomically(path, lambda temporary: temporary.write_bytes(b"".join(kept)))
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     try:
-        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
-    except (ValueError, KeyError):
+        return float(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, LookupError, TypeError):
         return math.inf
 
 
@@ -106,7 +107,7 @@ class _TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise _missing("tensorboard") from error
-        self._writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
+        self._writer = SummaryWriter(str(out / TENSORBOARD), purge_step=step + 1 if step else None)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():

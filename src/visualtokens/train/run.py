@@ -20,17 +20,20 @@ from visualtokens.errors import UserError
 from visualtokens.files import CannotSave, saving
 from visualtokens.tasks.task import Evaluation, Loading, open_training
 from visualtokens.train.config import TrainConfig
-from visualtokens.train.distributed import Stop, Stopped, Team, catch_signals, join_team, local_device
-from visualtokens.train.epoch import EpochStats, Progress, train_epoch
-from visualtokens.train.log import Log, forget_steps_after, open_sinks, write_history
-from visualtokens.train.snapshot import (
-    State,
-    load_snapshot,
-    open_run,
-    publish,
-    remove_old_snapshots,
-    save_snapshot,
+from visualtokens.train.distributed import (
+    Stop,
+    Stopped,
+    Team,
+    catch_signals,
+    end_with_torchrun,
+    join_team,
+    local_device,
 )
+from visualtokens.train.epoch import EpochStats, Progress, train_epoch
+from visualtokens.train.fingerprint import fingerprint
+from visualtokens.train.folder import open_run, publish
+from visualtokens.train.log import Log, forget_steps_after, open_sinks, write_history
+from visualtokens.train.snapshot import Snapshot, State, load_snapshot, save_snapshot
 from visualtokens.train.step import Diverged, Learner, StepResult
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ def train(config: TrainConfig, *, progress: bool | None = None) -> TrainResult:
     on a terminal only. Seeds torch's global generator. Processes started by torchrun train together.
     """
     began = time.perf_counter()
+    end_with_torchrun()
     device = local_device(pick_device(config.device))
     with join_team(device) as team:
         run = Run(config, device=device, team=team, progress=progress)
@@ -133,13 +137,15 @@ class Run:
         train_images, val_images = self.training.images
         self.bad_train = BadImages(train_images, share=config.max_bad_images)
         self.bad_val = BadImages(val_images, share=config.max_bad_images)
+        self.data = fingerprint(self.training) if team.is_main else {}
         self.log: Log | None = None
         self.last: Path | None = None  # the last snapshot
 
     def train(self, stop: Stop) -> Evaluation | None:
         """Train the remaining epochs; return the last evaluation, None if a signal came before it."""
-        self._open()
-        with self._logging():
+        with contextlib.ExitStack() as folder:
+            self._open(folder)
+            folder.enter_context(self._logging())
             if self.epoch >= self.config.epochs:
                 return self._evaluate(stop)
             last = None
@@ -148,21 +154,21 @@ class Run:
                 if evaluation is None:
                     self._snapshot()
                     if self.team.is_main:
-                        logger.warning(
-                            "interrupted at step %d; resume with: vtok train … --resume auto",
-                            self.learner.step,
-                        )
+                        again = "run the same command again to resume"
+                        if self.config.resume != "auto":
+                            again = "resume with: vtok train … --resume auto"
+                        logger.warning("interrupted at step %d; %s", self.learner.step, again)
                     break
                 last = evaluation
                 self._finish_epoch(evaluation.metrics)
             return last
 
-    def _open(self) -> None:
-        """Open the output folder, and restore its last snapshot when resuming."""
-        self.last = self._open_folder()
-        if self.last is None:
+    def _open(self, folder: contextlib.ExitStack) -> None:
+        """Open the output folder until ``folder`` is closed, and restore the snapshot to resume from."""
+        snapshot = self._open_folder(folder)
+        if snapshot is None:
             return
-        state, weights = load_snapshot(self.last)
+        self.last, state, weights = snapshot
         self.epoch, self.history = state.epoch, state.history
         self.stats = EpochStats(**state.stats)
         self.learner.load(state, weights)
@@ -176,18 +182,20 @@ class Run:
                 forget_steps_after(self.out, state.step)
             logger.info("resumed after step %d", state.step)
 
-    def _open_folder(self) -> Path | None:
+    def _open_folder(self, folder: contextlib.ExitStack) -> Snapshot | None:
         """Open the folder in the main process; an error there is raised in all, so that none waits."""
-        snapshot: Path | None = None
+        snapshot: Snapshot | None = None
         problem: UserError | CannotSave | None = None
         if self.team.is_main:
             try:
-                snapshot = open_run(self.config)
+                snapshot = folder.enter_context(open_run(self.config, self.data))
             except (UserError, CannotSave) as error:
                 problem = error
-        snapshot, problem = self.team.gather((snapshot, problem))[0]
+        path, problem = self.team.gather((snapshot and snapshot.path, problem))[0]
         if problem is not None:
             raise problem
+        if path is not None and snapshot is None:  # in the other processes
+            snapshot = Snapshot(path, *load_snapshot(path))
         return snapshot
 
     @contextlib.contextmanager
@@ -329,15 +337,15 @@ class Run:
                 split: [(image.path, image.reason) for image in bad.images]
                 for split, bad in (("train", self.bad_train), ("val", self.bad_val))
             },
+            data=self.data,
         )
         config = self.training.describe() | {
             "task": self.training.task.name,
             "training": asdict(self.config),
         }
         with saving(self.out, self._fallback()):
-            self.last = save_snapshot(self.out, state, weights, config)
+            self.last = save_snapshot(self.out, state, weights, config, keep=self.config.keep)
             publish(self.out, self.last, best=self._is_best())
-            remove_old_snapshots(self.out, keep=self.config.keep)
 
     def _fallback(self) -> str:
         if self.last is None:

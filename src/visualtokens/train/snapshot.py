@@ -1,18 +1,21 @@
-"""Snapshots, from which a run resumes bit for bit, and the output folder that holds them.
+"""Snapshots, from which a run resumes bit for bit.
 
 A snapshot is a folder such as ``snapshots/epoch_0002_step_00000140``, which gets this name when it is
-complete: the model to evaluate in the Hub's layout, and ``state.pt`` with the rest.
+complete: the model to evaluate in the Hub's layout, ``state.pt`` with the rest, and ``digests.json`` with the
+SHA-256 of each of these files.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+import logging
+import os
 import pickle
 import re
-import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,24 +24,24 @@ from visualtokens.errors import UserError
 from visualtokens.files import (
     CONFIG,
     WEIGHTS,
-    link,
+    as_dataclass,
     read_config,
+    read_json,
     read_weights,
     remove_folder,
-    remove_leftovers,
-    saving,
-    write_atomically,
     write_config,
     write_folder,
     write_weights,
 )
-from visualtokens.train.config import TrainConfig
-from visualtokens.train.distributed import restarts
-from visualtokens.train.log import LOG, RUN_ID, STEPS, forget_steps_after
+
+logger = logging.getLogger(__name__)
 
 SNAPSHOTS = "snapshots"
 STATE = "state.pt"
-_NAME = re.compile(r"epoch_\d{4,}_step_\d{8,}")
+DIGESTS = "digests.json"
+CONTENT = (STATE, WEIGHTS, CONFIG)
+DAMAGED = ".damaged"  # suffix of a snapshot that was set aside
+NAME = re.compile(r"epoch_\d{4,}_step_\d{8,}")
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,32 @@ class State:
     skipped: int  # steps with a loss or gradient that was not finite
     skipped_in_a_row: int
     unreadable: dict[str, list[tuple[str, str]]]  # path and reason, of "train" and "val" images
+    data: dict[str, Any] | None = None  # fingerprint of the data; None in older snapshots
 
 
-def save_snapshot(out: Path, state: State, weights: dict[str, Tensor], config: dict[str, Any]) -> Path:
-    """Write the snapshot and return its folder; an existing one of the same step is kept."""
+class Snapshot(NamedTuple):
+    """A snapshot that was loaded."""
+
+    path: Path
+    state: State
+    weights: dict[str, Tensor]
+
+
+class DamagedSnapshot(UserError):
+    """A file of a snapshot is missing or is not what was written."""
+
+
+# Writing.
+
+
+def save_snapshot(
+    out: Path, state: State, weights: dict[str, Tensor], config: dict[str, Any], *, keep: int
+) -> Path:
+    """Write the snapshot and return its folder; an existing one of the same step is kept.
+
+    All but the ``keep - 1`` newest snapshots are deleted before, so that there is never more than ``keep``
+    on the disk. The last one is deleted only after the new one is complete, with ``keep=1``.
+    """
     folder = out / SNAPSHOTS / f"epoch_{state.epoch:04d}_step_{state.step:08d}"
     if folder.exists():
         return folder
@@ -67,15 +92,40 @@ def save_snapshot(out: Path, state: State, weights: dict[str, Tensor], config: d
         write_weights(temporary / WEIGHTS, weights)
         write_config(temporary / CONFIG, config)
         torch.save(vars(state), temporary / STATE)
+        write_config(temporary / DIGESTS, {name: _digest(temporary / name) for name in CONTENT})
 
+    _remove_old_snapshots(out, keep=max(keep - 1, 1))
     write_folder(folder, fill)
+    _remove_old_snapshots(out, keep=keep)
     return folder
+
+
+def _remove_old_snapshots(out: Path, *, keep: int) -> None:
+    """Delete all but the ``keep`` newest snapshots, if the newest one is intact."""
+    snapshots = list_snapshots(out)
+    if len(snapshots) <= keep:
+        return
+    try:
+        verify(snapshots[-1])
+    except DamagedSnapshot as error:
+        logger.warning("%s; older snapshots are kept", error)
+        return
+    for path in snapshots[:-keep]:
+        remove_folder(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Reading.
 
 
 def list_snapshots(out: Path) -> list[Path]:
     """Return the complete snapshots of a run, newest last."""
     folder = out / SNAPSHOTS
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    found = [path for path in folder.iterdir() if NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=_position)
 
 
@@ -84,115 +134,76 @@ def _position(path: Path) -> tuple[int, int]:
     return int(epoch), int(step)
 
 
-def remove_old_snapshots(out: Path, *, keep: int) -> None:
-    """Delete all but the ``keep`` newest snapshots."""
-    for path in list_snapshots(out)[:-keep]:
-        remove_folder(path)
+def load_newest(out: Path) -> Snapshot | None:
+    """Load the newest snapshot that is intact; None if there are no snapshots. Changes nothing.
 
-
-def load_snapshot(folder: Path) -> tuple[State, dict[str, Tensor]]:
-    """Return the state and the weights to evaluate. Runs no pickled code."""
-    path = folder / STATE
-    try:
-        state = State(**torch.load(path, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{path} holds pickled code, which is never run, so the run cannot resume from it; "
-            f"delete {str(folder)!r} to resume from the snapshot before it, or give --overwrite"
-        ) from error
-    except (RuntimeError, EOFError, TypeError, OSError) as error:
-        raise UserError(
-            f"{path} cannot be read, so the run cannot resume from it; "
-            f"delete {str(folder)!r} to resume from the snapshot before it, or give --overwrite"
-        ) from error
-    return state, read_weights(folder)
-
-
-# The output folder.
-
-BEST = "best"
-OPTIONS = "options.json"
-FILES = (OPTIONS, CONFIG, WEIGHTS, LOG, STEPS, RUN_ID)
-FOLDERS = (SNAPSHOTS, BEST, "tensorboard")
-# Options that may change when a run resumes; more epochs stretch the learning rate schedule.
-MAY_CHANGE = (
-    *("out", "overwrite", "resume", "epochs", "workers", "device", "accumulate", "compile", "save_every"),
-    *("keep", "max_bad_steps", "max_bad_images", "log", "log_every"),
-)
-
-
-def open_run(config: TrainConfig) -> Path | None:
-    """Prepare the output folder; return the snapshot to resume from, None for a new run.
-
-    A folder that holds a run is refused without ``resume`` or ``overwrite``. A job restarted by torchrun
-    resumes.
+    Damaged ones after it are named in warnings. If all are damaged, :class:`UserError` is raised.
     """
-    out = Path(config.out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"out={config.out!r} is a file; give a folder")
-    holds_run = any((out / name).exists() for name in (*FILES, SNAPSHOTS))
-    resume: bool | str = "auto" if restarts() > 0 else config.resume
-    if resume is True and not holds_run:
-        raise UserError(f"nothing to resume: {config.out!r} holds no run; leave --resume out")
-    if resume and holds_run:
-        _require_same(config)
-        with saving(out, "nothing was changed"):
-            remove_leftovers(out)
-            remove_leftovers(out / SNAPSHOTS)
-            _write_options(config)
-            snapshots = list_snapshots(out)
-            if not snapshots:  # killed before the first one
-                forget_steps_after(out, 0)
-        return snapshots[-1] if snapshots else None
-    if holds_run and not config.overwrite and not resume:
-        raise UserError(f"{config.out!r} already holds a run; give --resume, --overwrite or another --out")
-    with saving(out, "nothing was changed"):
-        out.mkdir(parents=True, exist_ok=True)
-        _clear(out)
-        _write_options(config)
+    problems: list[DamagedSnapshot] = []
+    for folder in reversed(list_snapshots(out)):
+        try:
+            loaded = Snapshot(folder, *load_snapshot(folder))
+        except DamagedSnapshot as error:
+            problems.append(error)
+            continue
+        for problem in problems:
+            logger.warning("%s; resuming from the snapshot before it, %s", problem, folder.name)
+        return loaded
+    if problems:
+        raise UserError(f"{problems[0]}, and no other snapshot is intact; start again with --overwrite")
     return None
 
 
-def _clear(out: Path) -> None:
-    for name in FILES:
-        (out / name).unlink(missing_ok=True)
-    for name in FOLDERS:
-        if (out / name).is_dir():
-            shutil.rmtree(out / name)
-    remove_leftovers(out)
+def set_aside_after(out: Path, snapshot: Path) -> None:
+    """Rename the snapshots after this one, which are damaged, so that the run does not count on them."""
+    snapshots = list_snapshots(out)
+    for damaged in snapshots[snapshots.index(snapshot) + 1 :]:
+        aside = damaged.with_name(damaged.name + DAMAGED)
+        if aside.exists():
+            remove_folder(aside)
+        os.rename(damaged, aside)
 
 
-def _write_options(config: TrainConfig) -> None:
-    text = json.dumps(asdict(config), indent=2)
-    write_atomically(Path(config.out) / OPTIONS, lambda path: path.write_text(text, encoding="utf-8"))
+def load_snapshot(folder: Path) -> tuple[State, dict[str, Tensor]]:
+    """Return the state and the weights to evaluate, or raise :class:`DamagedSnapshot`.
 
-
-def _require_same(config: TrainConfig) -> None:
-    before = _options_before(Path(config.out))
-    now = json.loads(json.dumps(asdict(config)))  # tuples become lists, as in the file
-    for name, value in now.items():
-        was = before.get(name, config.default(name))
-        if name not in MAY_CHANGE and was != value:
-            raise UserError(
-                f"the run in {config.out!r} has {name}={was!r}, not {value!r}; "
-                "resume it with the same options, or start again with --overwrite"
-            )
-
-
-def _options_before(out: Path) -> dict[str, Any]:
+    Runs no pickled code.
+    """
+    verify(folder)
+    path = folder / STATE
     try:
-        options = json.loads((out / OPTIONS).read_text(encoding="utf-8"))
-    except FileNotFoundError:  # the folder was moved or made by hand
-        options = read_config(out).get("training", {})
-    except ValueError as error:
-        raise UserError(f"{out / OPTIONS} is not JSON: {error}; start again with --overwrite") from error
-    return dict(options)
+        read_config(folder)
+        weights = read_weights(folder)
+    except UserError as error:
+        raise DamagedSnapshot(str(error)) from error
+    try:
+        state = as_dataclass(State, torch.load(path, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:
+        raise DamagedSnapshot(f"{path} holds pickled code, which is never run") from error
+    # What torch raises for a damaged file of an older snapshot, which has no digests.
+    except (OSError, RuntimeError, EOFError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise DamagedSnapshot(f"{path} is damaged: it cannot be read") from error
+    return state, weights
 
 
-def publish(out: Path, snapshot: Path, *, best: bool) -> None:
-    """Link the snapshot's model into the output folder, and into its ``best`` folder if it is the best."""
-    folders = [out, out / BEST] if best else [out]
-    for folder in folders:
-        folder.mkdir(exist_ok=True)
-        for name in (CONFIG, WEIGHTS):
-            link(snapshot / name, folder / name)
+def verify(folder: Path, names: Sequence[str] = CONTENT) -> None:
+    """Raise :class:`DamagedSnapshot` if one of the files differs from its digest.
+
+    Older snapshots have no digests and are not verified.
+    """
+    path = folder / DIGESTS
+    if not path.exists():
+        return
+    try:
+        digests = read_json(path)
+    except UserError as error:
+        raise DamagedSnapshot(f"{path} is damaged: {error}") from error
+    if set(digests) != set(CONTENT):
+        raise DamagedSnapshot(f"{path} is damaged: it does not list {', '.join(CONTENT)}")
+    for name in names:
+        try:
+            intact = _digest(folder / name) == digests[name]
+        except OSError as error:
+            raise DamagedSnapshot(f"{folder / name} cannot be read: {error.strerror}") from error
+        if not intact:
+            raise DamagedSnapshot(f"{folder / name} is damaged: its SHA-256 is not that in {DIGESTS}")

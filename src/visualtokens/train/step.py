@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from visualtokens.data import derive_seed, generator
 from visualtokens.errors import UserError, unknown
-from visualtokens.files import contiguous_weights
+from visualtokens.files import contiguous_weights, one_line
 from visualtokens.tasks.task import E, Loss, Training
 from visualtokens.train.config import TrainConfig
 from visualtokens.train.distributed import Team
@@ -198,10 +198,16 @@ class Learner(Generic[E]):
         """Restore a snapshot."""
         self.step, self.skipped = state.step, state.skipped
         self.skipped_in_a_row = state.skipped_in_a_row
-        self.eval_model.load_state_dict(weights)
-        if state.trained is not None:
-            self.model.load_state_dict(state.trained)
-        self.optimizer.load_state_dict(state.optimizer)
+        try:
+            self.eval_model.load_state_dict(weights)
+            if state.trained is not None:
+                self.model.load_state_dict(state.trained)
+            self.optimizer.load_state_dict(state.optimizer)
+        except (RuntimeError, ValueError) as error:  # other names, shapes or parameter groups
+            raise UserError(
+                f"the snapshot does not fit the model: {one_line(error)}; "
+                "resume with the data and the version of the run, or start again with --overwrite"
+            ) from error
 
     def require_finite_weights(self) -> None:
         """Raise :class:`Diverged` if a weight is not finite."""
