@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +99,13 @@ def test_missing_keys_are_named(file: Path) -> None:
         ({"y_train": LABELS.astype(np.float64)}, r"y_train is float64 \(4,\); expected integers"),
         ({"y_train": np.eye(4, dtype=np.int64)}, r"y_train is int64 \(4, 4\)"),
         ({"y_train": np.array([0, -1, 1, 2])}, "labels from -1 to 2"),
+        (
+            {"y_train": np.array([0, 2_000_000_000, 1, 2])},
+            "the label 2000000000; give numbers below 100,000",
+        ),
+        ({"y_train": np.array([0, 2**64 - 1, 1, 2], np.uint64)}, "has the label 18446744073709551615"),
+        ({"classes": np.zeros(100_001, np.uint8)}, "has 100,001 classes; give from 1 to 100,000"),
+        ({"classes": np.array([], np.str_)}, "has 0 classes"),
         ({"classes": np.array(["a", "b"])}, "labels from 0 to 2, but there are 2 classes"),
         ({"classes": np.array([["a", "b"]])}, r"classes has the shape \(1, 2\)"),
         ({"classes": np.array(["a", None, "c"], object)}, "classes cannot be read .*store plain numbers"),
@@ -144,6 +153,57 @@ def test_a_damaged_file_is_rejected(file: Path) -> None:
     broken[100:140] = bytes(40)  # inside the first compressed array
     file.write_bytes(broken)
     with pytest.raises(UserError, match=r"x_train is damaged|x_train cannot be read"):
+        NpzImages(file, "train")
+
+
+def header(shape: tuple[int, ...], dtype: str = "|u1") -> bytes:
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            header((10**6, 1000, 1000, 3)),
+            r"is uint8 \(1000000, 1000, 1000, 3\) by its header, but holds 0 bytes",
+        ),
+        (header((10**30,)), "by its header, but holds 0 bytes"),
+        (header((4, 6, 5, 3)) + bytes(361), "but holds 361 bytes"),
+        (b"no array at all", "x_train cannot be read"),
+        (b"\x93NUMPY\x03\x00", "x_train cannot be read"),
+    ],
+)
+def test_the_header_of_an_array_is_checked_against_its_size(file: Path, content: bytes, message: str) -> None:
+    save(file, y_train=LABELS)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("x_train.npy", content)
+    with pytest.raises(UserError, match=message):
+        NpzImages(file, "train")
+
+
+def test_an_array_may_not_expand_to_more_memory_than_its_file_suggests(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(file, x_train=np.zeros((1000, 32, 32, 3), np.uint8), y_train=np.zeros(1000, np.uint8))
+    assert len(NpzImages(file, "train")) == 1000
+    monkeypatch.setattr("visualtokens.data.arrays.SMALL_ARRAY_BYTES", 2**20, raising=False)
+    with pytest.raises(UserError, match=r"x_train unpacks from .* to 3,072,128 bytes; at most 1,048,576"):
+        NpzImages(file, "train")
+    np.savez(file, x_train=np.zeros((1000, 32, 32, 3), np.uint8), y_train=np.zeros(1000, np.uint8))
+    assert len(NpzImages(file, "train")) == 1000  # not compressed
+
+
+def test_an_encrypted_array_is_rejected(file: Path) -> None:
+    save(file, **arrays())
+    content = bytearray(file.read_bytes())
+    with zipfile.ZipFile(file) as archive:
+        start = archive.getinfo("x_train.npy").header_offset
+    content[start + 6] |= 1  # the flag in the header of the entry, and in the directory
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="x_train is damaged"):
         NpzImages(file, "train")
 
 

@@ -47,6 +47,7 @@ def test_the_size_of_scenes_is_height_by_width() -> None:
         ("digits:32", "digits has no options"),
         ("digit_scenes:32", "'32' is not a size; write HEIGHTxWIDTH"),
         ("digit_scenes:8x8", "size=8x8 leaves no room"),
+        ("digit_scenes:99999x99999", "99999x99999 is more than 64,000,000 pixels"),
         ("npz", "names no path; write 'npz:/path'"),
         ("folder:/no/such/place", "/no/such/place does not exist"),
     ],

@@ -170,9 +170,14 @@ INVALID = {
     "bbox not finite": ("annotations.0.bbox", [float("nan"), 2, 3, 4], "image 17, bbox"),
     "bbox negative": ("annotations.0.bbox", [1, 2, -3, 4], "image 17, bbox"),
     "bbox missing": ("annotations.0.bbox", None, "image 17, bbox: None"),
+    "bbox beyond the image": ("annotations.0.bbox", [2, 3, 2e9, 4], "does not lie in the image of 30×20"),
+    "bbox beside the image": ("annotations.0.bbox", [31, 3, 4, 4], "does not lie in the image of 30×20"),
+    "bbox before the image": ("annotations.0.bbox", [2, -5, 4, 5], "does not lie in the image of 30×20"),
+    "bbox of a huge integer": ("annotations.0.bbox", [10**400, 2, 3, 4], "image 17, bbox"),
     "no such image": ("annotations.0.image_id", 99, "image 99, image_id: there is no image 99"),
     "no such class": ("annotations.0.category_id", 8, "image 17, category_id: there is no category 8"),
     "crowd": ("annotations.0.iscrowd", 2, "image 17, iscrowd: 2 is neither"),
+    "area beyond the image": ("annotations.0.area", 1e15, "1000000000000000.0 is not a number of pixels of"),
     "area": ("annotations.0.area", -1, "image 17, area: -1"),
     "two points": (
         "annotations.0.segmentation",
@@ -185,12 +190,26 @@ INVALID = {
         [[1, 2, 3, 4, 5, "6"]],
         "holds something that is not a number",
     ),
+    "polygon beyond the image": ("annotations.0.segmentation", [[0, 0, 2e9, 0, 9, 9]], "of 30×20 pixels"),
+    "endless polygon": (
+        "annotations.0.segmentation",
+        [[0, 0, 30, 20] * 2000],
+        "more than 50,000 pixels long",
+    ),
+    "many polygons": ("annotations.0.segmentation", [TRIANGLE] * 1001, "1,001 polygons are more than 1,000"),
     "text": ("annotations.0.segmentation", "circle", "neither a list of polygons nor run lengths"),
     "run lengths of another size": ("annotations.1.segmentation.size", [9, 9], "its size is [9, 9]"),
+    "run lengths of a float size": ("annotations.1.segmentation.size", [20.0, 30.0], "its size is [20.0,"),
     "too few run lengths": ("annotations.1.segmentation.counts", [5, 5], "cover 10 pixels of 600"),
     "negative run length": ("annotations.1.segmentation.counts", [-5, 605], "are not run lengths"),
     "width": ("images.0.width", 0, "image 17, width: 0 is not a number of pixels"),
     "height": ("images.1.height", "6", "image 4, height: '6'"),
+    "fractional width": ("images.0.width", 30.0, "image 17, width: 30.0 is not a number of pixels"),
+    "huge image": ("images.0.width", 10**7, "10000000×20 is more than 64 megapixels"),
+    "absolute name": ("images.1.file_name", "/etc/a.png", "image 4, file_name: '/etc/a.png' lies outside"),
+    "name above": ("images.1.file_name", "x/../../a.png", "'x/../../a.png' lies outside the folder"),
+    "name of no file": ("images.1.file_name", "\ud800.png", "image 4, file_name"),
+    "huge id": ("images.1.id", 2**63, "image number 1, id: 9223372036854775808 is not an integer"),
     "name": ("images.1.file_name", "", "image 4, file_name"),
     "id": ("images.1.id", "x", "image number 1, id: 'x' is not an integer"),
     "same id": ("images.1.id", 17, "image 17, id: two images have the same id"),
@@ -216,7 +235,7 @@ def test_an_invalid_annotation_is_reported_by_file_image_and_field(tmp_path: Pat
         ("{", "is not JSON"),
         ([], "has no list 'images'"),
         ({"images": [], "annotations": []}, "has no list 'categories'"),
-        ({"images": [], "annotations": [], "categories": []}, "has no categories"),
+        ({"images": [], "annotations": [], "categories": []}, "has 0 classes"),
         ({"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}]}, "holds no images"),
         (
             {"images": [], "annotations": [], "categories": [{"id": 1}]},
@@ -240,6 +259,50 @@ def test_other_files_are_rejected(tmp_path: Path, content: Any, message: str) ->
 def test_invalid_compressed_run_lengths_are_reported_on_access(tmp_path: Path) -> None:
     content = document()
     content["annotations"][2]["segmentation"]["counts"] = "zzzz~~~"
+    dataset = open_detection(write(tmp_path, content), "train")
+    with pytest.raises(BadAnnotation, match=r"image 17, segmentation: .*annotation 3"):
+        dataset[0]
+
+
+def test_objects_may_extend_a_little_beyond_the_image(tmp_path: Path) -> None:
+    content = document()
+    content["annotations"][0] |= {"bbox": [-2, 3, 40, 30.5], "segmentation": [[-2, 3, 38, 3, 9, 33.5]]}
+    objects = open_detection(write(tmp_path, content), "train")[0][1]
+    assert objects.boxes[0].tolist() == [-2, 3, 38, 33.5]
+    assert objects.masks is not None
+    assert objects.masks.shape == (3, HEIGHT, WIDTH)
+
+
+def test_the_number_of_objects_in_an_image_is_limited(tmp_path: Path) -> None:
+    content = document()
+    del content["annotations"][0]["segmentation"]
+    content["annotations"] = content["annotations"][:1] * 10_001
+    with pytest.raises(BadAnnotation, match="image 17, image_id: 10,001 objects, more than 10,000"):
+        open_detection(write(tmp_path, content), "train", masks=False)
+    content = document()
+    content["images"][1] |= {"width": 8000, "height": 8000}
+    content["annotations"] = [content["annotations"][0] | {"image_id": 4}] * 40
+    spec = write(tmp_path, content)
+    with pytest.raises(BadAnnotation, match="image 4, segmentation: 40 masks of 64,000,000 pixels take more"):
+        open_detection(spec, "train")
+    assert len(open_detection(spec, "train", masks=False)) == 2
+
+
+def test_images_outside_the_folder_are_opened_on_request(tmp_path: Path) -> None:
+    content = document()
+    content["images"][0]["file_name"] = "../elsewhere/a.png"
+    write(tmp_path, content)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "train2017/a.png").rename(tmp_path / "elsewhere/a.png")
+    assert CocoObjects(tmp_path, "train", allow_outside=True)[0][0].size == (WIDTH, HEIGHT)
+    with pytest.raises(BadAnnotation, match="allow_outside=True"):
+        CocoObjects(tmp_path, "train")
+
+
+def test_compressed_run_lengths_beyond_the_image_are_rejected(tmp_path: Path) -> None:
+    content = document()
+    large = reference.encode(np.asfortranarray(np.eye(4000, dtype=np.uint8)))["counts"].decode()
+    content["annotations"][2]["segmentation"]["counts"] = large
     dataset = open_detection(write(tmp_path, content), "train")
     with pytest.raises(BadAnnotation, match=r"image 17, segmentation: .*annotation 3"):
         dataset[0]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from visualtokens.data import BadImage
+from visualtokens.data import BadImage, Preprocess, create_loader
 from visualtokens.data.folder import ImageFolder
 from visualtokens.errors import UserError
+
+PREPROCESS = Preprocess((4, 4), (0.5,) * 3, (0.5,) * 3)
 
 
 def save(path: Path, colour: str = "red") -> None:
@@ -114,3 +117,77 @@ def test_a_validation_class_that_training_lacks_is_rejected(root: Path) -> None:
     save(root / "val/dog/1.jpg")
     with pytest.raises(UserError, match=r"classes that .*train does not have: dog; add them"):
         ImageFolder(root, "val")
+
+
+def names(dataset: ImageFolder, root: Path) -> list[str]:
+    return [Path(file).relative_to(root).as_posix() for file in dataset.files]
+
+
+def test_links_to_images_and_folders_are_followed(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pool = tmp_path_factory.mktemp("pool")
+    save(pool / "dogs/more/1.jpg")
+    save(pool / "birds/2.jpg")
+    (root / "train/dog").symlink_to(pool / "dogs")
+    (root / "train/Bird/others").symlink_to(pool / "birds")
+    (root / "train/cat/3.jpg").symlink_to(pool / "birds/2.jpg")
+    train = ImageFolder(root, "train")
+    assert train.classes == ["Bird", "cat", "dog"]
+    assert names(train, root / "train") == [
+        *("Bird/3.webp", "Bird/others/2.jpg"),
+        *("cat/1.PNG", "cat/2.jpg", "cat/3.jpg"),
+        "dog/more/1.jpg",
+    ]
+    assert train[5][1] == 2
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("train/self", "."),
+        ("train/up", ".."),
+        ("train/all", "/"),
+        ("train/cat/self", "."),
+        ("train/cat/up", "../.."),
+        ("train/kitten", "cat"),
+        ("train/Alias", "Bird"),  # listed before the folder it leads to
+        ("train/cat/birds", "../Bird"),
+    ],
+)
+def test_a_link_to_a_folder_that_is_already_listed_is_refused(root: Path, link: str, target: str) -> None:
+    (root / link).symlink_to(target)
+    with pytest.raises(UserError, match=rf"the link {root / link} leads to .*; remove it"):
+        ImageFolder(root, "train")
+
+
+@pytest.mark.parametrize("link", ["train/dog", "train/cat/more"])
+def test_a_broken_link_that_may_have_been_a_folder_is_refused(root: Path, link: str) -> None:
+    (root / link).symlink_to("nowhere")
+    with pytest.raises(UserError, match=rf"the link {root / link} leads to nowhere, which does not exist"):
+        ImageFolder(root, "train")
+    (root / link).unlink()
+    (root / link).symlink_to((root / link).name)  # a link to itself
+    with pytest.raises(UserError, match="which does not exist"):
+        ImageFolder(root, "train")
+
+
+def test_a_broken_link_to_an_image_is_unreadable(root: Path) -> None:
+    (root / "train/cat/9.jpg").symlink_to("nowhere.jpg")
+    train = ImageFolder(root, "train")
+    with pytest.raises(BadImage, match=r"9\.jpg: no such file"):
+        train[3]
+
+
+def test_names_that_are_not_utf_8(root: Path) -> None:
+    folder = os.fsencode(root / "train") + b"/caf\xe9"
+    os.mkdir(folder)
+    os.rename(root / "train/cat/2.jpg", folder + b"/\xff.jpg")
+    with open(folder + b"/\xfe.jpg", "wb") as broken:
+        broken.write(b"not an image")
+    train = ImageFolder(root, "train")
+    assert os.fsencode(train.classes[1]) == b"caf\xe9"
+    assert [os.fsencode(train.path(i)) for i in (1, 2)] == [folder + b"/\xfe.jpg", folder + b"/\xff.jpg"]
+    batches = list(create_loader(train, PREPROCESS, batch=4, train=False, workers=1))
+    assert batches[0].labels.tolist() == [0, 1, 2]
+    assert [os.fsencode(bad.path) for bad in batches[0].bad] == [folder + b"/\xfe.jpg"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,32 @@ def test_classes_must_be_named(masks: Path, text: str | None, message: str) -> N
         (masks / "classes.txt").write_text(text)
     with pytest.raises(UserError, match=message):
         open_segmentation(f"masks:{masks}", "train")
+
+
+def test_links_are_followed_unless_they_lead_back(
+    masks: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pool = tmp_path_factory.mktemp("pool")
+    save(pool / "images/f.png", pool / "masks/f.png", [[1]])
+    for part in ("images", "masks"):
+        (masks / part / "train/linked").symlink_to(pool / part)
+    train = open_segmentation(f"masks:{masks}", "train")
+    assert [pair.id for pair in train.pairs] == ["a/c", "b", "linked/f"]
+    assert train[2][1].tolist() == [[1]]
+    (masks / "images/train/back").symlink_to("a")
+    with pytest.raises(UserError, match=r"the link .*images/train/back leads to .*/a, which is also listed"):
+        open_segmentation(f"masks:{masks}", "train")
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    image, mask = tmp_path / "images/x.jpg", tmp_path / "annotations/trimaps/x.png"
+    save(image, mask, [[1, 2, 3]])
+    for file in (image, mask):
+        os.rename(file, os.fsencode(file.parent) + b"/\xe9" + os.fsencode(file.suffix))
+    (tmp_path / "annotations/trainval.txt").write_bytes(b"\xe9 1 2 1\n")
+    train = open_segmentation(f"pets:{tmp_path}", "train")
+    assert os.fsencode(train.path(0)) == os.fsencode(tmp_path) + b"/images/\xe9.jpg"
+    assert train[0][1].tolist() == [[0, 1, 2]]
 
 
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,42 @@ def test_unreadable_samples_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda info: info.pop("splits"), r"no _info\.json with its splits"),
+        (lambda info: info.pop("splits"), 'has no "splits"'),
+        (lambda info: info.update(splits=[]), 'has no "splits"'),
+        (lambda info: info["splits"].update(val=[3]), r"split 'val' is \[3\], not an object"),
         (lambda info: info["splits"].pop("val"), "has no val split, only train"),
+        (lambda info: info.update(classes="ab"), "classes are 'ab'; expected a list of names"),
+        (lambda info: info.update(classes=["a", 3]), r"classes are \['a', 3\]"),
+        (lambda info: info.update(classes=[]), "has 0 classes"),
+        (lambda info: (info.pop("classes"), info.update(num_classes=2**40)), "has 1,099,511,627,776 classes"),
+        (
+            lambda info: (info.pop("classes"), info.update(num_classes="2")),
+            "num_classes is '2'; expected an int",
+        ),
+        (
+            lambda info: info["splits"]["val"].update(filenames="x.tar"),
+            "filenames of split 'val' has 'x.tar'",
+        ),
+        (lambda info: info["splits"]["val"]["filenames"].insert(0, 7), "filenames of split 'val' has 7"),
+        (
+            lambda info: info["splits"]["val"]["filenames"].insert(0, "../x.tar"),
+            r"has '\.\./x\.tar'; expected",
+        ),
+        (
+            lambda info: info["splits"]["val"]["filenames"].insert(0, "/x.tar"),
+            "has '/x.tar'; expected file names",
+        ),
+        (
+            lambda info: info["splits"]["val"]["filenames"].insert(0, "\ud800.tar"),
+            "filenames of split 'val' has",
+        ),
+        (lambda info: info["splits"]["val"].update(shard_lengths=[3, 4, -2]), "shard_lengths of .* has -2"),
+        (lambda info: info["splits"]["val"].update(shard_lengths=[3, 4, 2.0]), "shard_lengths of .* has 2.0"),
+        (
+            lambda info: info["splits"]["val"].update(shard_lengths=[3, 4, 10**300]),
+            "expected an integer from 1",
+        ),
+        (lambda info: info["splits"]["val"].update(num_samples=True), "num_samples of split 'val' has True"),
         (lambda info: info.pop("classes"), 'has neither "classes" nor "num_classes"'),
         (lambda info: info["splits"]["val"].pop("shard_lengths"), "lacks shard_lengths of split 'val'"),
         (lambda info: info["splits"]["val"].update(num_samples=7), "contradicts itself about 'val'"),
@@ -131,8 +166,37 @@ def test_an_incomplete_info_file_is_rejected(tmp_path: Path, change: Any, messag
     info = json.loads((tmp_path / "_info.json").read_text())
     change(info)
     (tmp_path / "_info.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match=message) as caught:
+        open_dataset(spec, "val")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", r"_info\.json is not JSON"),
+        (b"\xff\xfe\xfd", r"_info\.json is not JSON"),
+        (b"[" * 100_000, r"_info\.json is not JSON"),
+        (b"[]", 'has no "splits"'),
+        (b"", r"_info\.json.* is empty"),
+        (b" " * (2**25 + 1), "has more than 33,554,432 bytes"),
+    ],
+)
+def test_an_info_file_of_another_kind_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
+    spec = make_shards(tmp_path)
+    (tmp_path / "_info.json").write_bytes(content)
     with pytest.raises(UserError, match=message):
         open_dataset(spec, "val")
+
+
+def test_a_folder_without_info_file_is_rejected(tmp_path: Path) -> None:
+    pytest.importorskip("webdataset")
+    with pytest.raises(UserError, match=r"has no _info\.json"):
+        open_dataset(f"wds:{tmp_path}", "val")
+    os.mkfifo(tmp_path / "_info.json")
+    with pytest.raises(UserError, match="is not a regular file"):
+        open_dataset(f"wds:{tmp_path}", "val")
 
 
 def test_labels_must_be_in_the_range_of_the_classes(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -243,8 +246,46 @@ def test_invalid_masks(tmp_path: Path) -> None:
     with pytest.raises(BadImage, match="2×1 for an image of 3×3"):
         read_foreground(written(tmp_path / "a.png", [[2, 1]]), preprocess(1, 2), (3, 3))
     (tmp_path / "b.png").write_text("not an image")
-    with pytest.raises(BadImage, match="not a readable mask"):
+    with pytest.raises(BadImage, match="not an image in a lossless format"):
         read_foreground(tmp_path / "b.png", preprocess(1, 2), (2, 1))
+
+
+def test_masks_in_other_modes(tmp_path: Path) -> None:
+    """White and black in colours or one bit, GIF files, and trimaps of 16 bits."""
+    white = Image.fromarray(np.array([[255, 0]], np.uint8))
+    for mode in ("RGB", "RGBA", "LA", "1"):
+        white.convert(mode).save(tmp_path / f"{mode}.png")
+        assert read_foreground(tmp_path / f"{mode}.png", preprocess(1, 2), (2, 1)).tolist() == [[1, 0]], mode
+    white.save(tmp_path / "w.gif")
+    assert read_foreground(tmp_path / "w.gif", preprocess(1, 2), (2, 1)).tolist() == [[1, 0]]
+    Image.fromarray(np.array([[1, 2, 3]], np.uint16)).save(tmp_path / "deep.png")
+    assert read_foreground(tmp_path / "deep.png", preprocess(1, 3), (3, 1)).tolist() == [[1, 0, -1]]
+
+
+def test_files_that_are_no_masks_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would run Ghostscript for the first, allocate gigabytes for the second, wait for the third."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path / 'called'}\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "eps.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n")
+    header = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 0, 0, 0, 0)
+    chunks = [header, b"IDAT" + zlib.compress(b""), b"IEND"]
+    body = [struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in chunks]
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(body))
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    for name, reason in {
+        "eps": "not an image in a lossless format",
+        "bomb": "too large",
+        "pipe": "not a regular file",
+        "folder": "is a folder",
+    }.items():
+        mask = find_mask(f"{name}.jpg", tmp_path)
+        with pytest.raises(BadImage, match=reason) as caught:
+            read_foreground(mask, preprocess(4, 4), (10, 10))
+        assert caught.value.path == str(mask)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "called").exists()
 
 
 def test_masks_are_found_by_split_class_and_name(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import math
 import zipfile
 import zlib
 from functools import cache
@@ -11,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from visualtokens.data.base import ImageDataset, Split, check_split
+from visualtokens.data.base import MAX_CLASSES, ImageDataset, Split, check_class_count, check_split
 from visualtokens.errors import UserError
 
 # Array names in use, in order of preference; validation images are preferred to test images.
@@ -25,12 +27,22 @@ KEYS = {
     ),
 }
 
+# An array is at most 16 GiB and, above 1 GiB, at most 100 times its size in the file.
+SMALL_ARRAY_BYTES = 2**30
+MAX_ARRAY_BYTES = 2**34
+MAX_EXPANSION = 100
+
+# Raised by zipfile; RuntimeError for encrypted arrays and for features it lacks.
+DAMAGE = (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+
 
 class NpzImages(ImageDataset):
     """Images and labels in arrays with one of the name pairs :data:`KEYS`, and optional ``classes``.
 
     Images are uint8 of shape (n, H, W, 3), (n, 3, H, W) or, in grey, (n, H, W); labels are integers of shape
-    (n,) or (n, 1). Without ``classes``, the class names are the numbers up to the largest training label.
+    (n,) or (n, 1), less than 100,000. Without ``classes``, the class names are the numbers up to the largest
+    training label. Arrays of Python objects are refused, and an array's size is checked before it is read:
+    see :data:`MAX_ARRAY_BYTES`.
     """
 
     def __init__(self, path: str | Path, split: Split) -> None:
@@ -75,7 +87,7 @@ def _open(file: Path) -> np.lib.npyio.NpzFile:
         raise UserError(f"{file} is not a file; give the path of an .npz file")
     try:
         arrays = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, *DAMAGE) as error:
         raise UserError(f"{file} is not an .npz file ({error}); make one with numpy.savez") from error
     if not isinstance(arrays, np.lib.npyio.NpzFile):
         raise UserError(f"{file} is a single array, not an .npz file; make one with numpy.savez")
@@ -94,11 +106,38 @@ def _keys(arrays: np.lib.npyio.NpzFile, split: Split, file: Path) -> tuple[str, 
 
 def _read(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> NDArray[np.generic]:
     try:
+        _check_size(arrays, key, file)
         return arrays[key]
+    except UserError:
+        raise
     except ValueError as error:  # raised by NumPy for pickled objects
         raise UserError(f"{file}:{key} cannot be read ({error}); store plain numbers or strings") from error
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise UserError(f"{file}:{key} is damaged ({error}); make the file again") from error
+
+
+def _check_size(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> None:
+    """Raise if an array is too large, or if its header describes another size than the archive."""
+    archive = arrays.zip
+    entry = archive.getinfo(key if key in archive.namelist() else f"{key}.npy")  # as NumPy looks it up
+    stored = min(entry.compress_size, file.stat().st_size)
+    limit = max(SMALL_ARRAY_BYTES, min(MAX_ARRAY_BYTES, MAX_EXPANSION * stored))
+    if entry.file_size > limit:
+        raise UserError(
+            f"{file}:{key} unpacks from {stored:,} to {entry.file_size:,} bytes; at most {limit:,} are read"
+        )
+    with archive.open(entry) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"format {version[0]}.{version[1]} is for records")
+        first = version == (1, 0)
+        read_header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(stream)
+        content = entry.file_size - stream.tell()
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize != content:
+        raise UserError(
+            f"{file}:{key} is {dtype} {shape} by its header, but holds {content:,} bytes; make the file again"
+        )
 
 
 def _labels(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> NDArray[np.int64]:
@@ -107,6 +146,8 @@ def _labels(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> NDArray[np.in
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{file}:{key} is {labels.dtype} {labels.shape}; expected integers of shape (n,)")
+    if labels.max(initial=0) >= MAX_CLASSES:
+        raise UserError(f"{file}:{key} has the label {labels.max()}; give numbers below {MAX_CLASSES:,}")
     return labels.astype(np.int64)
 
 
@@ -116,6 +157,7 @@ def _classes(arrays: np.lib.npyio.NpzFile, labels: NDArray[np.int64], file: Path
     names = _read(arrays, "classes", file)
     if names.ndim != 1:
         raise UserError(f"{file}:classes has the shape {names.shape}; expected one name per class")
+    check_class_count(len(names), f"{file}:classes")
     return [str(name) for name in names]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from pathlib import PurePath
+from typing import Any, Generic, Literal, TypeGuard, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -22,11 +24,42 @@ T = TypeVar("T")  # the annotation of an image
 Split = Literal["train", "val"]
 SPLITS: tuple[str, ...] = get_args(Split)
 
+# Ceilings for counts that a file declares, checked before anything is allocated for them.
+MAX_CLASSES = 100_000
+MAX_IMAGES = 10_000_000_000
+
 
 def check_split(split: str) -> None:
     """Raise :class:`UserError` unless ``split`` is train or val."""
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
+
+
+def check_class_count(count: int, source: str) -> None:
+    """Raise :class:`UserError` unless ``source`` has from 1 to :data:`MAX_CLASSES` classes."""
+    if not 1 <= count <= MAX_CLASSES:
+        raise UserError(f"{source} has {count:,} classes; give from 1 to {MAX_CLASSES:,}")
+
+
+def is_int(value: Any) -> TypeGuard[int]:
+    """Whether a value from a JSON file is an integer of 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def is_inside(name: str) -> bool:
+    """Whether a path from a dataset's file stays inside the dataset's folder: relative and without ``..``."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # no file can have this name
+        return False
+    path = PurePath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def brief(value: Any) -> str:
+    """The value as it is shown in a message, at most 60 characters long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 class AnnotatedImages(Dataset[tuple[Image.Image, T]], ABC, Generic[T]):

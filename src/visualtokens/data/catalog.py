@@ -8,6 +8,7 @@ from pathlib import Path
 from visualtokens.data.arrays import Digits, NpzImages
 from visualtokens.data.base import ImageDataset, Split, check_split
 from visualtokens.data.coco import CocoObjects
+from visualtokens.data.decode import max_pixels
 from visualtokens.data.detection import DetectionDataset, SceneObjects
 from visualtokens.data.folder import ImageFolder
 from visualtokens.data.mask_folders import LAYOUTS, MaskFolder
@@ -109,9 +110,12 @@ def _path(spec: str) -> str:
 
 def _digit_scenes(spec: str, split: Split, seed: int) -> DigitScenes:
     size = spec.partition(":")[2] or "128x128"
-    match = re.fullmatch(r"(\d+)x(\d+)", size)
+    match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", size)
     if match is None:
         raise UserError(
             f"{spec!r}: {size!r} is not a size; write HEIGHTxWIDTH, such as 'digit_scenes:96x160'"
         )
-    return DigitScenes(split, size=(int(match[1]), int(match[2])), seed=seed)
+    height, width = int(match[1]), int(match[2])
+    if height * width > max_pixels():
+        raise UserError(f"{spec!r}: {size} is more than {max_pixels():,} pixels; give a smaller size")
+    return DigitScenes(split, size=(height, width), seed=seed)

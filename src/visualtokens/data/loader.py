@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import io
-import os
-import signal
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -32,10 +28,12 @@ from visualtokens.data.base import (
     generator,
 )
 from visualtokens.data.batch import Batch, ImageBatch
-from visualtokens.data.decode import BadImage, decode_image
+from visualtokens.data.decode import BadImage, decode_image, max_pixels
 from visualtokens.data.transforms import PRESETS, Augment, Preprocess, as_augment, pixels
+from visualtokens.data.workers import errors_as_items, leave_signals_to_parent, raise_errors, sigterm_blocked
 from visualtokens.errors import UserError
 
+A = TypeVar("A")  # an augmentation
 T = TypeVar("T")  # the annotation of an image
 P = TypeVar("P")  # an image with its annotation after preparation, ready to be stacked
 B = TypeVar("B", bound=ImageBatch)
@@ -77,8 +75,8 @@ class Loader(Generic[B]):
         # for its threads, which do not exist in a fork, and the worker would hang.
         gc.freeze()
         try:
-            with _sigterm_blocked():
-                return iter(self._batches)
+            with sigterm_blocked():
+                return raise_errors(iter(self._batches))
         finally:
             gc.unfreeze()
 
@@ -155,10 +153,7 @@ def create_loader(
     A stream (tar shards) is divided by whole shards instead: random numbers then also depend on the share and
     the worker, and in training every batch is full.
     """
-    chosen = as_augment(augment, PRESETS)
-    if not train and chosen != Augment():
-        raise UserError(f"augment={augment!r} is for training only; leave it out when train=False")
-    pipeline = ClassificationPipeline(preprocess, chosen)
+    pipeline = ClassificationPipeline(preprocess, choose_augment(augment, PRESETS, train=train))
     options: dict[str, Any] = dict(
         batch=batch,
         train=train,
@@ -170,6 +165,14 @@ def create_loader(
     if isinstance(dataset, ImageStream):
         return load_stream(dataset, pipeline, **options)
     return load_items(dataset, pipeline, **options)
+
+
+def choose_augment(augment: A | str, presets: Mapping[str, A], *, train: bool) -> A:
+    """The augmentation of a loader, given itself or as a preset; evaluation accepts ``none`` only."""
+    chosen = as_augment(augment, presets)
+    if not train and chosen != presets["none"]:
+        raise UserError(f"augment={augment!r} is for training only; leave it out when train=False")
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -322,7 +325,10 @@ class StreamBatches(IterableDataset[B]):
     def _reader_share(self, part: int, reader: int) -> Share:
         return Share(part * self.readers + reader, self.share.parts * self.readers)
 
-    def __iter__(self) -> Iterator[B]:
+    def __iter__(self) -> Iterator[B | UserError]:  # type: ignore[override]
+        return errors_as_items(self._read())
+
+    def _read(self) -> Iterator[B]:
         worker = get_worker_info()
         # DataLoader takes the first batch from worker 0, whatever ``start`` is.
         first = self.start + (worker.id if worker else 0)
@@ -331,6 +337,8 @@ class StreamBatches(IterableDataset[B]):
         for _ in range(first, len(self), self.readers):
             chunk = islice(images, self.batch)
             yield self.pipeline.batch([self._item(encoded, share, index) for index, encoded in chunk])
+        if self.seed is None:
+            next(images, None)  # the stream raises if it holds more images than it promised
 
     def _images(self, share: Share, *, skip: int) -> Iterator[tuple[int, Encoded]]:
         if self.seed is None:
@@ -354,6 +362,7 @@ def _check_options(*, batch: int, seed: int, workers: int, share: Share) -> None
     if workers < 0:
         raise UserError(f"workers={workers} is negative; 0 loads in this process")
     check_seed(seed)
+    max_pixels()  # refuses an invalid limit here and not in a worker
     if batch < share.parts:
         raise UserError(f"batch={batch} is less than one image for each of {share.parts} processes")
 
@@ -361,38 +370,4 @@ def _check_options(*, batch: int, seed: int, workers: int, share: Share) -> None
 def _data_loader(source: Dataset[Any], **options: Any) -> DataLoader[Any]:
     # Without its own generator, DataLoader draws from torch's global one.
     seeded = torch.Generator().manual_seed(0)
-    return DataLoader(source, worker_init_fn=_leave_signals_to_parent, generator=seeded, **options)
-
-
-@contextlib.contextmanager
-def _sigterm_blocked() -> Iterator[None]:
-    """Block SIGTERM in this thread, so that all threads of a worker that is forked here have it blocked.
-
-    torch starts threads in a worker before ``worker_init_fn`` runs.
-    """
-    if not hasattr(signal, "sigwaitinfo"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _leave_signals_to_parent(worker: int) -> None:
-    """Set up a worker to outlive signals that are sent to the whole job.
-
-    Ctrl-C, and a scheduler that ends a job, signal every process. The training process finishes its step,
-    for which it needs its workers; they exit on its SIGTERM, or when it exits.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # without it, the sender of a signal is unknown
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_exit_on_sigterm_of, args=(os.getppid(),), daemon=True).start()
-
-
-def _exit_on_sigterm_of(parent: int) -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        continue
-    os._exit(0)
+    return DataLoader(source, worker_init_fn=leave_signals_to_parent, generator=seeded, **options)

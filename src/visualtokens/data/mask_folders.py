@@ -14,6 +14,7 @@ from PIL import Image
 
 from visualtokens.data.base import Split, check_split
 from visualtokens.data.decode import EXTENSIONS, MASK_EXTENSIONS, BadAnnotation, read_image, read_mask
+from visualtokens.data.folder import Walk
 from visualtokens.data.segmentation import IGNORE, Mask, SegmentationDataset
 from visualtokens.errors import UserError
 
@@ -39,7 +40,10 @@ class Layout:
 
 
 class MaskFolder(SegmentationDataset):
-    """Image files, each with a mask file of class numbers; ``kind`` is one of :data:`LAYOUTS`."""
+    """Image files, each with a mask file of class numbers; ``kind`` is one of :data:`LAYOUTS`.
+
+    Links are followed as in :class:`~visualtokens.data.folder.ImageFolder`.
+    """
 
     def __init__(self, kind: str, root: str | Path, split: Split) -> None:
         check_split(split)
@@ -104,7 +108,7 @@ def masks(root: Path, split: Split) -> Layout:
     listed = root / "classes.txt"
     if not listed.is_file():
         raise UserError(f"{listed} does not exist; write the name of each class on a line of its own")
-    classes = [line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+    classes = [line.strip() for line in _lines(listed) if line.strip()]
     if not 1 <= len(classes) <= IGNORE:
         raise UserError(f"{listed} names {len(classes)} classes; give from 1 to {IGNORE}")
     if len(set(classes)) < len(classes):
@@ -206,8 +210,7 @@ def _not_empty(pairs: list[Pair], folder: Path) -> list[Pair]:
 def _files(folder: Path, extensions: frozenset[str]) -> dict[str, str]:
     """The files below a folder, by their path inside it without extension."""
     found: dict[str, str] = {}
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for parent, names in Walk(folder)():
         for name in names:
             stem, extension = os.path.splitext(name)
             if extension.lower() not in extensions or name.startswith("."):
@@ -224,8 +227,12 @@ def _listed_names(listed: Path) -> set[str]:
     """The first word of every line."""
     if not listed.is_file():
         raise UserError(f"{listed} does not exist; it lists the images of the split")
-    lines = listed.read_text(encoding="utf-8").splitlines()
-    return {line.split()[0] for line in lines if line.strip() and not line.startswith("#")}
+    return {line.split()[0] for line in _lines(listed) if line.strip() and not line.startswith("#")}
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a text file; bytes that are not UTF-8 are decoded as in file names."""
+    return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
 
 
 # Class names, in the order of their numbers.

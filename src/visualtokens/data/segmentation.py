@@ -17,13 +17,12 @@ from torchvision.transforms.v2 import functional
 from visualtokens.data.base import AnnotatedImages, Share
 from visualtokens.data.batch import ImageBatch
 from visualtokens.data.decode import BadImage
-from visualtokens.data.loader import Loader, Pipeline, load_items
+from visualtokens.data.loader import Loader, Pipeline, choose_augment, load_items
 from visualtokens.data.scenes import DigitScenes
 from visualtokens.data.transforms import (
     COLOUR_LIMITS,
     RGB,
     Range,
-    as_augment,
     check_factors,
     check_input,
     check_limit,
@@ -285,9 +284,7 @@ def create_segment_loader(
     unreadable item is listed in ``bad`` and not replaced. Processes that train together each load a ``share``
     of every batch.
     """
-    chosen = as_augment(augment, SEGMENT_PRESETS)
-    if not train and chosen != SegmentAugment():
-        raise UserError(f"augment={augment!r} is for training only; leave it out when train=False")
+    chosen = choose_augment(augment, SEGMENT_PRESETS, train=train)
     mirror = mirrored_classes(dataset.classes)
     return load_items(
         dataset,

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import lzma
 import os
+import random
+import re
+import stat
 import sys
+import tarfile
+import zlib
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import chain
 from typing import Any
+from urllib.parse import urlparse
 
 from PIL import Image
-from torch.utils.data import get_worker_info
 
-from visualtokens.data.base import Encoded, ImageDataset, ImageStream, Share, Split, check_split, derive_seed
+from visualtokens.data.base import (
+    MAX_IMAGES,
+    Encoded,
+    ImageDataset,
+    ImageStream,
+    Share,
+    Split,
+    brief,
+    check_class_count,
+    check_split,
+    derive_seed,
+    is_inside,
+    is_int,
+)
 from visualtokens.data.decode import BadImage, decode_image
 from visualtokens.errors import UserError
+from visualtokens.files import one_line
 
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
 SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "test")}  # in order of preference
+MAX_FILE_BYTES = 2**29  # of a file in a shard; 64 megapixels of 16-bit RGB take 384 MB
+MAX_INFO_BYTES = 2**25  # of _info.json; 200,000 shards take about 8 MB
+META_FILE = re.compile(r"__[^/]*__($|/)")  # webdataset's own files, such as __worker__.json
+DAMAGE = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # of an archive
 
 
 class TarShards(ImageStream):
@@ -25,25 +50,24 @@ class TarShards(ImageStream):
 
     The file describes the splits as timm writes them: ``{"splits": {"train": {"name": "train", "num_samples":
     …, "filenames": […], "shard_lengths": […]}, …}}``, beside ``"classes"`` (the names) or ``"num_classes"``.
-    A sample is ``<key>.jpg`` (or png, webp) and ``<key>.cls`` with its class number.
+    File names are relative to the folder. A sample is ``<key>.jpg`` (or png, webp) and ``<key>.cls`` with its
+    class number.
+
+    The file is validated on opening, and every local shard must be a tar archive. A shard that cannot be read
+    to its end, or that holds another number of samples than its entry in ``shard_lengths``, raises
+    :class:`UserError` when it is read.
     """
 
     def __init__(self, root: str, split: Split) -> None:
         check_split(split)
         self.spec = f"wds:{root}"
-        self.root = os.path.expanduser(root)
-        info = _read_info(self.root)
-        self.split = _shard_split(info, split, self.root)
-        self.classes = _shard_classes(info, self.root)
-        described = info["splits"][self.split]
-        self.files: list[str] = list(described["filenames"])
-        self.lengths: list[int] = list(described["shard_lengths"])
-        if len(self.files) != len(self.lengths) or sum(self.lengths) != described["num_samples"]:
-            raise UserError(
-                f"{self.root}/_info.json contradicts itself about {self.split!r}: {len(self.files)} files, "
-                f"{len(self.lengths)} shard_lengths that sum to {sum(self.lengths)}, "
-                f"num_samples {described['num_samples']}"
-            )
+        self.root = os.path.expanduser(root.removeprefix("file://").removeprefix("file:"))
+        file, info = _read_info(self.root)
+        self.classes = _shard_classes(info, file)
+        self.split, self.files, self.lengths = _shard_split(info, split, file)
+        if _is_local(self.root):
+            for name in self.files:
+                _check_archive(os.path.join(self.root, name))
 
     def __len__(self) -> int:
         return sum(self.lengths)
@@ -56,30 +80,43 @@ class TarShards(ImageStream):
         return sum(self.lengths[share.part :: share.parts])
 
     def read(self, share: Share) -> Iterator[Encoded]:
-        return map(self._encoded, self._samples(share, train=False, seed=0, epoch=0))
+        return chain.from_iterable(map(self._read_shard, range(share.part, len(self.files), share.parts)))
 
     def read_shuffled(self, share: Share, *, seed: int, epoch: int) -> Iterator[Encoded]:
-        samples = self._samples(share, train=True, seed=seed, epoch=epoch)
-        # A share with fewer images than the others starts over.
-        return (self._encoded(sample) for again in repeat(samples) for sample in again)
+        if not self.count(share):
+            raise UserError(f"{self.spec} has {len(self.files)} shards, none for part {share.part + 1}")
+        reader = _webdataset_reader()
+        rng = random.Random(derive_seed(seed, 0) + epoch)  # the same order of shards for every share
+        shards = list(reader.wds.shuffle(500, initial=100, rng=rng)(iter(range(len(self.files)))))
+        rng = random.Random(derive_seed(seed, epoch, share.part))
+        shuffle = reader.wds.shuffle(reader.SAMPLE_SHUFFLE_SIZE, initial=reader.SAMPLE_INITIAL_SIZE, rng=rng)
+        while True:  # a share with fewer images than the others starts over
+            yield from shuffle(chain.from_iterable(map(self._read_shard, shards[share.part :: share.parts])))
 
-    def _samples(self, share: Share, *, train: bool, seed: int, epoch: int) -> Any:
-        """timm's pipeline of one share, up to where it decodes and drops what it cannot read."""
-        reader_wds = _webdataset_reader()
-        reader = reader_wds.ReaderWds(
-            self.root, split=self.split, is_training=train, seed=derive_seed(seed, 0)
-        )
-        # timm would derive these from the process group and the worker, which do not know the epoch of a
-        # resumed run.
-        reader.worker_info = get_worker_info() or "this process"
-        reader.worker_seed = derive_seed(seed, epoch, share.part)
-        reader.global_worker_id, reader.global_num_workers = share.part, share.parts
-        reader.set_epoch(epoch)
-        reader._lazy_init()
-        return reader_wds.wds.DataPipeline(*reader.ds.pipeline[:-2])
+    def _read_shard(self, number: int) -> Iterator[Encoded]:
+        """The samples of a shard; UserError if their number is not the promised one."""
+        url, promised, read = os.path.join(self.root, self.files[number]), self.lengths[number], 0
+        try:
+            for read, sample in enumerate(_samples(url), 1):
+                if read > promised:
+                    break
+                yield self._encoded(sample)
+        except UserError:
+            raise
+        except DAMAGE as error:
+            raise UserError(
+                f"{url} cannot be read after {read} of its {promised} samples ({one_line(error)}); "
+                "make the shard again"
+            ) from error
+        if read != promised:
+            found = f"more than {promised}" if read > promised else f"only {read}"
+            raise UserError(
+                f"{url} holds {found} samples, but _info.json promises {promised} in shard_lengths; "
+                "make the shard again or correct _info.json"
+            )
 
     def _encoded(self, sample: dict[str, Any]) -> Encoded:
-        name = f"{sample.get('__url__', self.root)}/{sample['__key__']}"
+        name = f"{sample['__url__']}/{sample['__key__']}"
         key = next((key for key in IMAGE_KEYS if key in sample), None)
         try:
             label = int(sample["cls"])
@@ -90,29 +127,135 @@ class TarShards(ImageStream):
         return Encoded(sample[key] if key else b"", label, name if key is None else f"{name}.{key}")
 
 
-def _read_info(root: str) -> dict[str, Any]:
-    info = _webdataset_reader()._load_info(root)
-    if not isinstance(info.get("splits"), dict):
-        raise UserError(f"{root} has no _info.json with its splits; see visualtokens.data.timm_readers")
-    return info
+def _samples(url: str) -> Iterator[dict[str, Any]]:
+    """The samples of one shard: its files by extension, in groups of the same key."""
+    from webdataset.tariterators import group_by_keys
+
+    return group_by_keys(_tar_files(url))
 
 
-def _shard_split(info: dict[str, Any], split: Split, root: str) -> str:
-    for name in SPLIT_NAMES[split]:
-        if name in info["splits"]:
-            missing = {"num_samples", "filenames", "shard_lengths", "name"} - set(info["splits"][name])
-            if missing:
-                raise UserError(f"{root}/_info.json lacks {', '.join(sorted(missing))} of split {name!r}")
-            return name
-    raise UserError(f"{root}/_info.json has no {split} split, only {', '.join(info['splits']) or 'none'}")
+def _tar_files(url: str) -> Iterator[dict[str, Any]]:
+    """The files of one shard, as webdataset's ``group_by_keys`` takes them.
+
+    webdataset's own iterator reads files of any size into memory.
+    """
+    opened = _webdataset_reader().wds.gopen(url)
+    with opened as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
+        for member in tar:
+            if member.size > MAX_FILE_BYTES:
+                raise UserError(
+                    f"{url}/{member.name} has {member.size:,} bytes; a file may have {MAX_FILE_BYTES:,}"
+                )
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is not None and not META_FILE.match(member.name):
+                yield {"fname": member.name, "data": content.read(), "__url__": url}
+            tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
 
 
-def _shard_classes(info: dict[str, Any], root: str) -> list[str]:
+def _is_local(root: str) -> bool:
+    return not urlparse(root).scheme
+
+
+def _check_archive(path: str) -> None:
+    """Raise unless the local file starts as a tar archive does."""
+    _check_regular(path, "a shard that _info.json lists")
+    try:
+        with tarfile.open(path) as tar:
+            first = tar.next()
+    except DAMAGE as error:
+        raise UserError(f"{path} is not a tar archive; make the shard again") from error
+    if first is None:
+        raise UserError(f"{path} is an empty tar archive; make the shard again or take it out of _info.json")
+
+
+def _check_regular(path: str, what: str) -> None:
+    """Raise unless the path is a file with content; opening a named pipe would block."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise UserError(f"{path}, {what}, cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}, {what}, is not a regular file")
+    if status.st_size == 0:
+        raise UserError(f"{path}, {what}, is empty")
+
+
+def _read_info(root: str) -> tuple[str, dict[str, Any]]:
+    """The name and the content of ``_info.json``, or of ``info.json``."""
+    reader, reason = _webdataset_reader(), ""
+    for name in ("_info.json", "info.json"):
+        file = os.path.join(root, name)
+        if _is_local(root):
+            if not os.path.lexists(file):
+                continue
+            _check_regular(file, "the description of the shards")
+        try:
+            with reader.wds.gopen(file) as stream:
+                text = stream.read(MAX_INFO_BYTES + 1)
+        except (OSError, ValueError) as error:
+            reason = f" ({one_line(error)})"
+            continue
+        if len(text) > MAX_INFO_BYTES:
+            raise UserError(f"{file} has more than {MAX_INFO_BYTES:,} bytes")
+        try:
+            info = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{file} is not JSON: {error}") from error
+        if not isinstance(info, dict) or not isinstance(info.get("splits"), dict):
+            raise UserError(f'{file} has no "splits"; see visualtokens.data.timm_readers')
+        return file, info
+    raise UserError(f"{root} has no _info.json{reason}; see visualtokens.data.timm_readers")
+
+
+def _shard_split(info: dict[str, Any], split: Split, file: str) -> tuple[str, list[str], list[int]]:
+    """The name of the split in the file, its shards, and their numbers of samples."""
+    splits = info["splits"]
+    name = next((name for name in SPLIT_NAMES[split] if name in splits), None)
+    if name is None:
+        raise UserError(f"{file} has no {split} split, only {', '.join(list(splits)[:5]) or 'none'}")
+    described = splits[name]
+    if not isinstance(described, dict):
+        raise UserError(f"{file}: split {name!r} is {brief(described)}, not an object with fields")
+    missing = {"num_samples", "filenames", "shard_lengths", "name"} - set(described)
+    if missing:
+        raise UserError(f"{file} lacks {', '.join(sorted(missing))} of split {name!r}")
+    files, lengths, total = described["filenames"], described["shard_lengths"], described["num_samples"]
+
+    def wrong(field: str, value: Any, expected: str) -> UserError:
+        return UserError(f"{file}: {field} of split {name!r} has {brief(value)}; expected {expected}")
+
+    for field, value in (("filenames", files), ("shard_lengths", lengths)):
+        if not isinstance(value, list) or not value:
+            raise wrong(field, value, "a list with an entry for each shard")
+    for each in files:
+        if not isinstance(each, str) or not each or not is_inside(each):
+            raise wrong("filenames", each, "file names relative to the folder, without ..")
+    for field, counts in (("shard_lengths", lengths), ("num_samples", [total])):
+        for count in counts:
+            if not is_int(count) or not 1 <= count <= MAX_IMAGES:
+                raise wrong(field, count, f"an integer from 1 to {MAX_IMAGES:,}")
+    if len(files) != len(lengths) or sum(lengths) != total:
+        raise UserError(
+            f"{file} contradicts itself about {name!r}: {len(files)} files, "
+            f"{len(lengths)} shard_lengths that sum to {sum(lengths)}, num_samples {total}"
+        )
+    return name, files, lengths
+
+
+def _shard_classes(info: dict[str, Any], file: str) -> list[str]:
     if "classes" in info:
-        return [str(name) for name in info["classes"]]
+        names = info["classes"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"{file}: classes are {brief(names)}; expected a list of names")
+        check_class_count(len(names), file)
+        return names
     if "num_classes" in info:
-        return [str(number) for number in range(int(info["num_classes"]))]
-    raise UserError(f'{root}/_info.json has neither "classes" nor "num_classes"; add one of them')
+        count = info["num_classes"]
+        if not is_int(count):
+            raise UserError(f"{file}: num_classes is {brief(count)}; expected an integer")
+        check_class_count(count, file)
+        return [str(number) for number in range(count)]
+    raise UserError(f'{file} has neither "classes" nor "num_classes"; add one of them')
 
 
 def _webdataset_reader() -> Any:
@@ -137,6 +280,7 @@ class HubImages(ImageDataset):
         image, label = _hub_columns(name, features)
         self._reader = _hub_reader().ReaderHfds(name, split=chosen, input_key=image, target_key=label)
         self.classes = list(features[label].names)
+        check_class_count(len(self.classes), self.spec)
         self._name = f"{self.spec}[{chosen}]"
         if len(self._reader) == 0:
             raise UserError(f"{self._name} holds no images")
@@ -169,8 +313,7 @@ def _hub_split(name: str, split: Split) -> tuple[str, Any]:
     except UserError:
         raise
     except (OSError, ValueError) as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(f"hfds:{name} cannot be opened: {text}") from error
+        raise UserError(f"hfds:{name} cannot be opened: {one_line(error)}") from error
 
 
 def _hub_columns(name: str, features: Any) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from visualtokens.explain import render
 from visualtokens.explain.importance import Floats, combine
 from visualtokens.explain.layers import Form, Ints, Layer
 from visualtokens.explain.render import Box
+from visualtokens.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,13 +105,14 @@ class Explanation:
             raise UserError(f"cannot save as {path.name!r}; end the name in .png, .html or .npz")
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".png":
-            self.plot().savefig(path, dpi=160)
+            figure = self.plot()
+            write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=160, format="png"))
         elif path.suffix == ".html":
-            from visualtokens.explain.html import explanation_page  # which imports this module
+            from visualtokens.explain.html import explanation_page, write_page  # which import this module
 
-            path.write_text(explanation_page(self), encoding="utf-8")
+            write_page(path, explanation_page(self))
         else:
-            _save_npz(self, path)
+            write_atomically(path, lambda temporary: _save_npz(self, temporary))
         return path
 
     @staticmethod
@@ -146,7 +148,8 @@ def _save_npz(e: Explanation, path: Path) -> None:
         shown=np.array(e.shown),
     )
     arrays |= {f"layer_{i}": layer.assignment for i, layer in enumerate(e.layers)}
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    with path.open("wb") as file:  # given a name, numpy would append .npz
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def _load_npz(path: str | Path) -> Explanation:

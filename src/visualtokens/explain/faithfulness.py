@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visualtokens.data import BadImage, Preprocess
+from visualtokens.data.decode import read_mask
 from visualtokens.errors import UserError
 from visualtokens.explain.baselines import METHODS, Saliency, Setting, make_method
 from visualtokens.explain.explainer import as_batch, check_positive, class_probabilities, input_like
@@ -323,14 +324,11 @@ def read_foreground(path: str | Path, preprocess: Preprocess, size: tuple[int, i
 
     1 is foreground, 0 background, -1 undecided.
     """
-    try:
-        with Image.open(path) as image:
-            # of a palette image, the index counts and not its colour
-            mask = image.copy() if image.mode == "P" else image.convert("L")
-    except OSError as error:
-        raise BadImage(str(path), f"not a readable mask: {error}") from error
-    if mask.size != size:
-        raise BadImage(str(path), f"a mask of {mask.width}×{mask.height} for an image of {size[0]}×{size[1]}")
+    numbers = read_mask(path, allow_colours=True)
+    height, width = numbers.shape
+    if (width, height) != size:
+        raise BadImage(str(path), f"a mask of {width}×{height} for an image of {size[0]}×{size[1]}")
+    mask = Image.fromarray(numbers if numbers.dtype == np.uint8 else numbers.astype(np.int32))
     height, width = preprocess.size
     box = preprocess.crop_box(*size)
     values = np.asarray(mask.resize((width, height), Image.Resampling.NEAREST, box=box))  # (H, W)
@@ -356,6 +354,6 @@ def find_mask(image: str, masks: str | Path) -> Path:
         stem = Path(masks, *parts[-depth:-1], Path(parts[-1]).stem)
         for suffix in SUFFIXES:
             # with_suffix would cut a name such as photo.1
-            if (path := stem.with_name(stem.name + suffix)).is_file():
+            if (path := stem.with_name(stem.name + suffix)).exists():
                 return path
     raise UserError(f"{image} has no mask in {masks}; expected a file such as {Path(image).stem}.png there")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,12 @@ class Gallery:
     title: str
     entries: list[Entry] = field(default_factory=list)
     refused: list[BadImage] = field(default_factory=list)
+    not_reached: int = 0  # files left when the run was interrupted
+
+    @property
+    def files(self) -> int:
+        """Number of files in the folder."""
+        return len(self.entries) + len(self.refused) + self.not_reached
 
     def add(self, explanation: Explanation, name: str) -> None:
         """Append an explained image."""
@@ -88,7 +94,8 @@ class Gallery:
             for entry in self.entries
         ]
         refused = [{"path": bad.path, "reason": bad.reason} for bad in self.refused]
-        return {"explained": explained, "unreadable": refused}
+        interrupted = {"interrupted": True} if self.not_reached else {}
+        return {"explained": explained, "unreadable": refused, **interrupted}
 
     def _figures(self) -> list[html.KeyFigure]:
         figures = [("Images", str(len(self.entries)), "explained")]
@@ -99,6 +106,8 @@ class Gallery:
             figures.append(("Correct", str(correct), note))
         if self.refused:
             figures.append(("Skipped", str(len(self.refused)), "files, listed at the end"))
+        if self.not_reached:
+            figures.append(("Not reached", str(self.not_reached), "files; the run was interrupted"))
         return figures
 
 
@@ -131,18 +140,23 @@ def explain_folder(
     batch: int = 16,
     classes: Sequence[str] | None = None,
     progress: bool | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Gallery:
     """Explain every image in a folder and its subfolders; the options are those of ``explain``.
 
     The true class of an image is that of its parent folder, if it is named after one of the ``classes``.
     Files that are not images or cannot be explained are collected in ``refused``. ``progress`` shows a
-    progress bar, by default on a terminal only.
+    progress bar, by default on a terminal only. Between two images, ``stop()`` ends the work.
     """
     from tqdm import tqdm
 
     gallery = Gallery(f"Explanations of {Path(folder).resolve().name}")
     disable = None if progress is None else not progress
-    for path in tqdm(find_files(folder), desc="explain", unit="image", leave=False, disable=disable):
+    files = find_files(folder)
+    for path in tqdm(files, desc="explain", unit="image", leave=False, disable=disable):
+        if stop():
+            gallery.not_reached = len(files) - gallery.files
+            break
         name = str(path.relative_to(folder))
         try:
             explanation = explain(

@@ -24,6 +24,8 @@ from visualtokens.explain.render import (
     overlay,
     resize_for_display,
 )
+from visualtokens.files import write_atomically
+from visualtokens.tables import printable
 
 KeyFigure = tuple[str, str, str]  # label, value, note
 SIDE = 384  # pixels of an image's longer side: sharp on a phone, small in a page of many
@@ -98,7 +100,8 @@ def write_page(path: str | Path, text: str) -> Path:
     if path.suffix != ".html":
         raise UserError(f"cannot write a page to {path.name!r}; end the name in .html")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    content = printable(text, keep="\n").encode()
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
     return path
 
 

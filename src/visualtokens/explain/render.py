@@ -23,6 +23,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from visualtokens.errors import UserError
 from visualtokens.explain.importance import Floats
 from visualtokens.explain.layers import Ints, Layer
+from visualtokens.tables import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -269,7 +270,7 @@ def format_change(explanation: Explanation, k: int) -> str:
 def figure(explanation: Explanation) -> Figure:
     """The image and its top clusters side by side, each with its change in probability."""
     image, box = resize_for_display(explanation.image, explanation.crop_box, side=512)
-    name = textwrap.shorten(explanation.class_name(explanation.target), 36, placeholder="…")
+    name = textwrap.shorten(printable(explanation.class_name(explanation.target)), 36, placeholder="…")
     p = explanation.probabilities[explanation.target]
     panels = [(frame_crop(image, box), f"{name}\nprobability {p:.2f}")]
     if explanation.form != "soft":
@@ -280,7 +281,7 @@ def figure(explanation: Explanation) -> Figure:
         panels.append((drawn, f"cluster {k}\n{format_change(explanation, k)}"))
     return _panels(
         panels,
-        f"{explanation.about}\nEach heat map shows one cluster; brighter means a larger weight. "
+        f"{printable(explanation.about)}\nEach heat map shows one cluster; brighter means a larger weight. "
         "The number is the change in probability when the cluster is masked.",
     )
 
