@@ -22,6 +22,7 @@ from visualtokens.errors import UserError
 from visualtokens.tasks.task import Loading
 from visualtokens.tasks.timm_models import build_model, preprocess_for, sized_args
 from visualtokens.train import TrainConfig, train
+from visualtokens.train.snapshot import load_snapshot
 
 CLASSES = ["cat", "dog", "übergroß"]
 
@@ -229,6 +230,34 @@ def test_v1_snapshot_resumes(v1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (record,) = (json.loads(line) for line in (v1 / "steps.jsonl").read_text().splitlines())
     assert record["step"] == 25
     assert record["loss"] == pytest.approx(2.103553533554077, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"epoch": value} for value in ("2", None, 2.0, True, [2])),
+        *({"optimizer": value} for value in (None, [], {1: {}})),
+        *({"trained": value} for value in ([], {"weight": 1}, {1: torch.zeros(1)})),
+        *({"history": value} for value in (None, {}, [1], "abc")),
+        *(
+            {"unreadable": value}
+            for value in ([], {"train": ["a"]}, {"train": [("a", 1)]}, {"train": [("a",)]})
+        ),
+        {"no_such_field": 1},
+    ],
+    ids=str,
+)
+def test_malformed_snapshot_is_one_line(v1: Path, change: dict[str, Any]) -> None:
+    (snapshot,) = (v1 / "snapshots").iterdir()
+    load_snapshot(snapshot)
+    state = torch.load(snapshot / "state.pt", weights_only=True)
+    torch.save(state | change, snapshot / "state.pt")
+    with pytest.raises(UserError, match=r"state\.pt") as caught:
+        load_snapshot(snapshot)
+    assert "\n" not in str(caught.value)
+    torch.save([state], snapshot / "state.pt")
+    with pytest.raises(UserError, match=r"state\.pt"):
+        load_snapshot(snapshot)
 
 
 def test_inference_does_not_import_the_training_engine(v1: Path) -> None:

@@ -6,16 +6,20 @@ that follow from a rule (see its README).
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
+import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from visualtokens.checkpoint import load
 from visualtokens.converters import convert
 from visualtokens.errors import UserError
 from visualtokens.models import create_model
@@ -139,6 +143,96 @@ def test_differences_are_listed() -> None:
     assert found.unknown == ["stage1.0.attn.relative.table", "stage1.1.attn.k.weight"]
     assert found.missing == ["stages.0.blocks.1.attn.kv.weight", "stages.1.norm.bias"]
     assert found.misfits == ["stages.2.blocks.0.ffn.fc1.bias: 7 in the checkpoint, 1280 in paca_vit_tiny"]
+
+
+# Files.
+
+
+class TouchesFile:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return open, (str(self.path), "w")
+
+
+def recommended_call(file: Path, model: str, folder: Path) -> str:
+    """The call that loading a pickle recommends, with the names filled in."""
+    with pytest.raises(UserError, match="is a pickle, which is not loaded") as caught:
+        load(file)
+    (call,) = re.findall(r"import visualtokens; .*?FOLDER\)", str(caught.value))
+    return call.replace("MODEL", repr(model)).replace("FOLDER", repr(str(folder)))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "paca_vit_nano", "deit_tiny_distilled_patch16_224"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_call_recommended_for_a_pickle_converts_it(tmp_path: Path, name: str, wrapped: bool) -> None:
+    model = create_model(name, num_classes=7).eval()
+    state = model.state_dict()
+    training = {"state_dict": state, "epoch": 3, "args": argparse.Namespace(lr=0.1)}
+    torch.save(training if wrapped else state, tmp_path / "model.pth")
+    exec(recommended_call(tmp_path / "model.pth", name, tmp_path / "run"), {})
+    run = load(tmp_path / "run")
+    assert run.classes == list("0123456")
+    x = torch.randn(1, 3, *run.preprocess.size)
+    with torch.inference_mode():
+        torch.testing.assert_close(run.model(x), model(x), rtol=0, atol=0)
+
+
+def test_the_recommended_call_runs_no_pickled_code(tmp_path: Path) -> None:
+    state = create_model("resnet18", num_classes=7).state_dict()
+    torch.save(state | {"code": TouchesFile(tmp_path / "unpickled")}, tmp_path / "model.pth")
+    call = recommended_call(tmp_path / "model.pth", "resnet18", tmp_path / "run")
+    with pytest.raises(UserError, match=r"model.pth holds more than tensors, and pickled code is never run"):
+        exec(call, {})
+    assert not (tmp_path / "unpickled").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_released_files_are_saved_with_their_options(tmp_path: Path) -> None:
+    shapes = released_shapes("stvit_small")
+    torch.save({n: golden_tensor(n, shape) for n, shape in shapes.items()}, tmp_path / "released.pth")
+    convert(tmp_path / "released.pth", "stvit").save(tmp_path / "run")
+    run = load(tmp_path / "run")
+    assert (run.config["architecture"], run.config["model_args"]) == ("stvit_small", {"border": "released"})
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    """Every single damage of a small file gives one line, or leaves tensors of the same names."""
+    file = tmp_path / "model.pth"
+    torch.save({"weight": torch.zeros(3), "epoch": 2}, file)
+    whole = file.read_bytes()
+    rng = np.random.default_rng(0)
+    damaged = [whole[:size] for size in range(0, len(whole), 40)]
+    for _ in range(300):
+        changed = bytearray(whole)
+        changed[rng.integers(len(whole))] = rng.integers(256)
+        damaged.append(bytes(changed))
+    messages = []
+    for content in damaged:
+        file.write_bytes(content)
+        try:
+            convert(file, "resnet18")
+        except UserError as error:
+            messages.append(str(error))
+    assert len(messages) > 50
+    assert "\n" not in "".join(messages)
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    state = create_model("resnet18", num_classes=7).state_dict()
+    with pytest.raises(UserError, match="no classifier"):
+        convert({n: w for n, w in state.items() if not n.startswith("fc.")}, "resnet18").save(tmp_path)
+    with pytest.raises(UserError, match=r"weights differ from those of 'resnet34', the first is layer1"):
+        convert(state, "resnet34").save(tmp_path)
+    state["layer1.0.conv1.weight"][0] = torch.nan
+    with pytest.raises(UserError, match=r"'layer1.0.conv1.weight' is not finite"):
+        convert(state, "resnet18")
+    with pytest.raises(UserError, match=r"no-such.pth is damaged: .*No such file"):
+        convert(tmp_path / "no-such.pth", "resnet18")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_invalid_arguments() -> None:

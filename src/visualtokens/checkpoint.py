@@ -25,11 +25,14 @@ from visualtokens.files import (
     write_weights,
 )
 from visualtokens.tasks import Checkpoint, get_task
+from visualtokens.tasks.schema import check_task, naming
 from visualtokens.tasks.task import DEFAULT_TASK
 
 
 def load(path: str | Path, *, device: str = "cpu") -> Checkpoint:
-    """Load what ``vtok train --out`` or timm's ``save_for_hf`` wrote. Runs no pickled code.
+    """Load what ``vtok train --out`` or timm's ``save_for_hf`` wrote.
+
+    No code in the folder is run, no other file is read, and weights that are not finite are refused.
 
     >>> run = visualtokens.load("run/")
     >>> run.predict(image).top  # a classifier: the most probable classes
@@ -38,10 +41,8 @@ def load(path: str | Path, *, device: str = "cpu") -> Checkpoint:
     """
     folder = Path(path)
     config = read_config(folder)
-    try:
-        task = get_task(str(config.get("task", DEFAULT_TASK)))
-    except UserError as error:
-        raise UserError(f"{folder / CONFIG}: {error}") from error
+    with naming(folder / CONFIG):
+        task = get_task(check_task(config.get("task", DEFAULT_TASK)))
     where = pick_device(device)
     checkpoint = task.load(folder, config)
     checkpoint.model.to(where)

@@ -1,4 +1,4 @@
-"""Converts released checkpoints of PaCa-ViT and STViT to the parameter names of this library."""
+"""Converts released checkpoints of PaCa-ViT and STViT, and of timm models, to checkpoints of this library."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import timm
 import torch
+from timm.models import save_for_hf
 from torch import Tensor
 
 from visualtokens.errors import UserError, unknown
+from visualtokens.files import check_finite, read_tensors
 from visualtokens.models import create_model, list_models
 
 
@@ -33,29 +37,55 @@ class Converted:
         """Whether checkpoint and model have the same names and shapes."""
         return not (self.unknown or self.missing or self.misfits)
 
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint folder for :func:`visualtokens.load`; its classes are numbers."""
+        if not self.complete:
+            first = [*self.misfits, *self.missing, *self.unknown][0]
+            count = len(self.misfits) + len(self.missing) + len(self.unknown)
+            raise UserError(f"{count} weights differ from those of {self.model!r}, the first is {first}")
+        if not self.classes:
+            raise UserError(f"the checkpoint of {self.model!r} has no classifier; give one that has")
+        model = create_model(self.model, num_classes=self.classes, **self.options)
+        model.load_state_dict(self.state_dict)
+        save_for_hf(model, str(folder), model_args=self.options, safe_serialization=True)
 
-def convert(checkpoint: Mapping[str, Any], family: str) -> Converted:
+
+def convert(checkpoint: Mapping[str, Any] | str | Path, family: str) -> Converted:
     """Renames the parameters of a released checkpoint and finds the model that they fit.
 
-    >>> found = visualtokens.convert(torch.load("pacavit_small.pth"), "paca")
+    >>> found = visualtokens.convert("pacavit_small.pth", "paca")
     >>> model = visualtokens.create_model(found.model, num_classes=found.classes, **found.options)
     >>> model.load_state_dict(found.state_dict)
 
-    ``family`` is ``"paca"`` or ``"stvit"``. ``checkpoint`` is a state dict, plain or as training scripts
-    save it: inside ``{"model": …}`` or ``{"state_dict": …}``, with ``module.`` before each name; EMA
-    weights are preferred. If :attr:`Converted.complete` is False, its ``unknown``, ``missing`` and
-    ``misfits`` list the differences. The weights themselves are not part of this library.
+    ``family`` is ``"paca"``, ``"stvit"``, or the name of a timm model whose names the checkpoint has.
+    ``checkpoint`` is a .pth or .safetensors file, of which no pickled code is run, or a state dict, plain or
+    as training scripts save it: inside ``{"model": …}`` or ``{"state_dict": …}``, with ``module.`` before
+    each name; EMA weights are preferred. If :attr:`Converted.complete` is False, its ``unknown``,
+    ``missing`` and ``misfits`` list the differences. :meth:`Converted.save` writes a checkpoint folder. The
+    weights themselves are not part of this library.
     """
-    if family not in FAMILIES:
+    if family not in FAMILIES and not timm.is_model(family):
         raise unknown("family of checkpoints", family, FAMILIES)
-    released = _unwrap(checkpoint)
-    state_dict, unmatched = _rename(released, _select_layout(family, released))
-    model, shapes = _best_fit(FAMILIES[family], state_dict)
+    if isinstance(checkpoint, str | Path):
+        released = _unwrap(read_tensors(Path(checkpoint)))
+        check_finite(released, checkpoint)
+    else:
+        released = _unwrap(checkpoint)
+        check_finite(released, "the checkpoint")
+    options: dict[str, Any] = {}
+    if family in FAMILIES:
+        state_dict, unmatched = _rename(released, _select_layout(family, released))
+        model, shapes = _best_fit(FAMILIES[family], state_dict)
+        classes, options = _classes(state_dict), dict(FAMILIES[family].options)
+    else:
+        state_dict, unmatched, model = released, [], family
+        classes = _classes(state_dict, timm.get_pretrained_cfg(family).classifier)
+        shapes = _shapes(model, classes)
     return Converted(
         state_dict=state_dict,
         model=model,
-        classes=_classes(state_dict),
-        options=dict(FAMILIES[family].options),
+        classes=classes,
+        options=options,
         unknown=unmatched,
         missing=[name for name in shapes if name not in state_dict],
         misfits=[
@@ -196,7 +226,6 @@ FAMILIES: Mapping[str, Family] = {"paca": PACA, "stvit": STVIT}
 # How the rules are applied.
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # EMA weights first
-HEAD = "head.weight"
 
 
 def _unwrap(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -274,8 +303,10 @@ def _shapes(name: str, classes: int) -> dict[str, torch.Size]:
     return {key: tensor.shape for key, tensor in model.state_dict().items()}
 
 
-def _classes(state_dict: Mapping[str, Tensor]) -> int:
-    return state_dict[HEAD].shape[0] if HEAD in state_dict else 0
+def _classes(state_dict: Mapping[str, Tensor], classifier: str | Sequence[str] | None = "head") -> int:
+    first = classifier if isinstance(classifier, str) else (classifier or ["head"])[0]
+    weight = state_dict.get(f"{first}.weight")
+    return 0 if weight is None or not weight.ndim else len(weight)
 
 
 def _text(shape: torch.Size) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from visualtokens.data.base import brief
 from visualtokens.errors import UserError
-from visualtokens.files import read_config, read_weights
+from visualtokens.files import WEIGHTS, check_finite, read_config, read_weights
 from visualtokens.tasks.task import Checkpoint
 from visualtokens.tasks.timm_models import timm_cfg
 
@@ -49,6 +50,7 @@ def initialize_dense(
     names start with ``body``.
     """
     config, weights = read_config(Path(folder)), read_weights(Path(folder))
+    check_finite(weights, Path(folder) / WEIGHTS)
     expected = model.state_dict()
     if config.get("task") == task:
         same = config.get("label_names") == list(classes)
@@ -76,7 +78,7 @@ def _load(
 ) -> None:
     if misfits:
         raise UserError(
-            f"init: the weights of {config.get('architecture')!r} in {folder!r} do not fit the model: "
+            f"init: the weights of {brief(config.get('architecture'))} in {folder!r} do not fit the model: "
             f"{len(misfits)} differ, the first is {misfits[0]}; give the same --model and --model_args"
         )
     model.load_state_dict(weights, strict=False)

@@ -22,8 +22,15 @@ from torch import Tensor, nn
 
 from visualtokens.data import BadImage, Share, Split
 from visualtokens.errors import UserError, unknown
-from visualtokens.files import CONFIG, load_weights, read_config
+from visualtokens.files import CONFIG, WEIGHTS, load_weights, read_config, read_weights
 from visualtokens.tasks.options import TaskOptions
+from visualtokens.tasks.schema import (
+    check_config,
+    check_task,
+    limited_model,
+    naming,
+    without_initial_weights,
+)
 
 
 class Task(ABC):
@@ -35,9 +42,8 @@ class Task(ABC):
     unused: tuple[str, ...] = ()  # training options that have no effect on this task
     eval_options: tuple[str, ...] = ()  # task-specific options of `vtok eval`, passed to `evaluate`
     predict_options: tuple[str, ...] = ()  # likewise for `vtok predict` and `predict`
-    draws: bool = False  # whether predictions have pictures to save
+    pictures: tuple[str, ...] = ()  # endings of the pictures of a prediction: <name>_<ending>.png
     eval_batch: int = 64  # default batch size of an evaluation
-    initial_weights: str = "pretrained"  # the model_args entry that fetches weights; not part of a checkpoint
 
     @abstractmethod
     def open(self, options: TaskOptions) -> Training[Any]:
@@ -78,14 +84,15 @@ class Task(ABC):
         """Load a checkpoint of this task in eval mode; ``config`` is its ``config.json`` if read already."""
         folder = Path(path)
         config = read_config(folder) if config is None else config
-        trained = config.get("task", DEFAULT_TASK)
-        if trained != self.name:
-            raise UserError(f"{folder} was trained to {trained}, not to {self.name}; give another checkpoint")
-        try:
+        with naming(folder / CONFIG):
+            trained = check_task(config.get("task", DEFAULT_TASK))
+            if trained != self.name:
+                raise UserError(f"it was trained to {trained}, not to {self.name}; give another checkpoint")
+            self.check(config)
+        weights = read_weights(folder)
+        with naming(folder / CONFIG), limited_model(weights):
             model, classes, preprocess = self.build(config)
-        except UserError as error:
-            raise UserError(f"{folder / CONFIG}: {error}") from error
-        load_weights(model, folder, str(config["architecture"]))
+        load_weights(model, weights, folder / WEIGHTS, str(config["architecture"]))
         return Checkpoint(model.eval(), classes, preprocess, self, dict(config))
 
     def describe(
@@ -96,21 +103,21 @@ class Task(ABC):
             "architecture": architecture,
             "num_classes": len(classes),
             "label_names": list(classes),
-            "model_args": {name: v for name, v in model_args.items() if name != self.initial_weights},
+            "model_args": without_initial_weights(model_args),
         }
 
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raise :class:`UserError` if a ``config.json`` holds a forbidden entry, a wrong type or value."""
+        check_config(config)
+
     def described(self, config: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
-        """Return the architecture, classes and ``model_args`` that :meth:`describe` wrote."""
-        architecture, count = config.get("architecture"), config.get("num_classes")
-        if not isinstance(architecture, str) or not isinstance(count, int):
-            raise UserError("it does not name an 'architecture' and its 'num_classes'")
-        classes = [str(name) for name in config.get("label_names", range(count))]
+        """Return the architecture, classes and ``model_args`` that :meth:`describe` wrote, after a check."""
+        self.check(config)
+        count, names = config["num_classes"], config.get("label_names", range(config["num_classes"]))
+        classes = [str(name) for name in (names.values() if isinstance(names, dict) else names)]
         if len(classes) != count:
             raise UserError(f"it names {len(classes)} classes for a model of {count}")
-        model_args = dict(config.get("model_args", {}))
-        if self.initial_weights in model_args:
-            raise UserError(f"model_args may not hold {self.initial_weights!r}; leave it out")
-        return architecture, classes, model_args
+        return config["architecture"], classes, dict(config.get("model_args", {}))
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ class Prediction(ABC):
         """Return the prediction as lines of text."""
 
     def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
-        """Write the pictures of the prediction as ``<folder>/<name>_*.png``; return their paths by kind."""
+        """Write the task's ``pictures`` as ``<folder>/<name>_<ending>.png``; return their paths by kind."""
         return {}
 
 
@@ -272,7 +279,9 @@ def open_training(options: TaskOptions) -> Training[Any]:
     """Open the data and build the model of a run; writes nothing."""
     task = get_task(options.task)
     options.refuse(task.unused)
-    return task.open(options)
+    training = task.open(options)
+    training.task.check(training.describe())  # what is trained can be loaded
+    return training
 
 
 # Helpers of evaluations.

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import visualtokens.models as _registers_our_models  # noqa: F401
 from visualtokens.data import Preprocess
+from visualtokens.data.base import brief
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line
+from visualtokens.tasks.schema import BUILD_ERRORS, BUILDER_ARGS
 
-# Arguments of timm.create_model that fetch or unpickle files: a checkpoint may not contain them.
-_FETCHING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 _PREPROCESSING = ("input_size", "mean", "std", "crop_pct", "interpolation")
 
 
@@ -29,16 +29,20 @@ def build_model(
     """
     if not timm.is_model(name):
         raise unknown("model", name, timm.list_models())
-    for reserved in _FETCHING:
-        if reserved in model_args:
+    for reserved in model_args:
+        if reserved in BUILDER_ARGS:
             raise UserError(f"model_args may not hold {reserved!r}; leave it out")
     if "num_classes" in model_args:
         raise UserError("model_args may not hold 'num_classes'; the data decides it")
     overlay = {key: value for key, value in (cfg or {}).items() if key in _PREPROCESSING}
     try:
         return timm.create_model(name, num_classes=classes, pretrained_cfg_overlay=overlay, **model_args)
-    except TypeError as error:  # an argument that the model does not have
-        raise UserError(f"model {name!r} refuses model_args={dict(model_args)}: {error}") from error
+    except UserError:
+        raise
+    except BUILD_ERRORS as error:  # an argument that the model does not have, or with another type
+        raise UserError(
+            f"model {name!r} refuses model_args={brief(dict(model_args))}: {one_line(error)}"
+        ) from error
 
 
 def timm_cfg(model: nn.Module) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def check_model_args(
 
 FINEST_STRIDE = 4  # finer maps, such as those of a stem, are not used
 MAX_LEVELS = 4
-_SET_OTHERWISE = ("features_only", "out_indices", "num_classes", "in_chans")
+_SET_OTHERWISE = ("out_indices", "num_classes", "in_chans")
 
 
 class Backbone(nn.Module):
@@ -101,8 +105,8 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         given = dict(options or {})
-        for reserved in (*_FETCHING, *_SET_OTHERWISE):
-            if reserved in given:
+        for reserved in given:
+            if reserved in BUILDER_ARGS or reserved in _SET_OTHERWISE:
                 raise UserError(f"backbone_args may not hold {reserved!r}; leave it out")
         if out_indices is not None:
             given["out_indices"] = tuple(out_indices)
@@ -154,10 +158,12 @@ def _create_features(name: str, *, pretrained: bool, in_chans: int, options: Map
         return timm.create_model(
             name, features_only=True, pretrained=pretrained, in_chans=in_chans, **options
         )
-    except (TypeError, AttributeError, RuntimeError, IndexError) as error:
+    except UserError:
+        raise
+    except BUILD_ERRORS as error:
         # an option or a level that the model does not have, or a model without feature maps
         raise UserError(
-            f"backbone {name!r} with {dict(options)} gives no feature maps: {one_line(error)}"
+            f"backbone {name!r} with {brief(dict(options))} gives no feature maps: {one_line(error)}"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +78,14 @@ def test_any_size(size: tuple[int, int], tmp_path: Path) -> None:
 def test_labels_must_match_the_image() -> None:
     with pytest.raises(UserError, match="labels of 3×4 do not fit an image of 5×6"):
         overlay(Image.new("RGB", (6, 5)), torch.zeros(3, 4), classes=NAMES)
+
+
+def test_names_that_are_not_utf8_or_have_several_lines(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    labels = torch.tensor([[0, 1]], dtype=torch.uint8)
+    drawn, indices = save_prediction(
+        Image.new("RGB", (2, 1)), labels, classes=[name, "two\nlines"], out=tmp_path, name=name
+    )
+    assert os.fsencode(drawn.name) == b"caf\xe9_overlay.png"
+    assert Image.open(drawn).height > 1
+    assert read_mask(indices).tolist() == labels.tolist()

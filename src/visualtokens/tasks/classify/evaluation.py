@@ -16,7 +16,7 @@ from tqdm import tqdm
 from visualtokens.data import BadImage, Batch, Preprocess
 from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
-from visualtokens.tables import table
+from visualtokens.tables import printable, table
 from visualtokens.tasks.task import Prediction, sum_over_processes
 
 SHOWN = 30  # classes in the table of an evaluation
@@ -139,7 +139,7 @@ class Classification(Prediction):
         return {"classes": [{"class": name, "probability": p} for name, p in self.top]}
 
     def text(self) -> str:
-        return "\n".join(f"  {p:6.1%}  {name}" for name, p in self.top)
+        return "\n".join(f"  {p:6.1%}  {printable(name)}" for name, p in self.top)
 
 
 def predict(

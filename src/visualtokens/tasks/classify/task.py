@@ -39,6 +39,7 @@ from visualtokens.tasks.classify.evaluation import (
 )
 from visualtokens.tasks.initialize import initialize_classifier
 from visualtokens.tasks.options import TaskOptions
+from visualtokens.tasks.schema import check_input
 from visualtokens.tasks.task import (
     Checkpoint,
     Loading,
@@ -60,7 +61,6 @@ class Classify(Task):
     score = "accuracy"
     unused = ("loss_args",)
     predict_options = ("top",)
-    initial_weights = "init_from"
 
     def open(self, options: TaskOptions) -> ClassifyTraining:
         train_set, val_set = open_dataset(options.data, "train"), open_dataset(options.data, "val")
@@ -119,6 +119,10 @@ class Classify(Task):
         if count != len(classes):
             raise UserError(f"teacher {name!r} has {count} classes, the data have {len(classes)}")
         return Teacher(model, own=own, given=student)
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        super().check(config)
+        check_input(config.get("pretrained_cfg", {}), "pretrained_cfg", size="input_size", dims=3)
 
     def build(self, config: Mapping[str, Any]) -> tuple[nn.Module, list[str], Preprocess]:
         architecture, classes, model_args = self.described(config)

@@ -17,6 +17,8 @@ from torchvision.transforms.v2 import functional
 
 from visualtokens.data.detection import Objects, to_floats
 from visualtokens.errors import UserError
+from visualtokens.files import write_atomically
+from visualtokens.tables import printable
 from visualtokens.tasks.detect.detectors import Detection
 from visualtokens.tasks.task import Prediction
 
@@ -97,7 +99,7 @@ class ImageDetections(Prediction):
         return {"objects": self.detections.to_dicts(self.classes)}
 
     def text(self) -> str:
-        objects = self.detections.to_dicts(self.classes)
+        objects = self.detections.to_dicts(list(map(printable, self.classes)))
         lines = [f"  {o['score']:6.1%}  {o['class']}  at {', '.join(map(str, o['box']))}" for o in objects]
         return "\n".join(lines or ["  no object above the score threshold"])
 
@@ -108,7 +110,8 @@ class ImageDetections(Prediction):
     def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         picture = folder / f"{name}_objects.png"
-        self.draw(image).save(picture)
+        drawn = self.draw(image)
+        write_atomically(picture, lambda temporary: drawn.save(temporary, format="PNG"))
         return {"picture": picture}
 
 
@@ -144,7 +147,7 @@ def draw(image: Image.Image, detections: Detections, classes: Sequence[str]) -> 
     for i, (label, score) in enumerate(
         zip(detections.labels.tolist(), detections.scores.tolist(), strict=True)
     ):
-        _write(pen, f"{classes[label]} {score:.2f}", boxes[i], colours[i], font, size, taken)
+        _write(pen, f"{printable(classes[label])} {score:.2f}", boxes[i], colours[i], font, size, taken)
     return picture
 
 

@@ -40,7 +40,7 @@ class Detect(Task):
     score = "box_ap"
     unused = (*CLASSIFICATION_ONLY, "label_smoothing", "loss_args")
     predict_options = ("score",)
-    draws = True
+    pictures = ("objects",)
     eval_batch = 4
 
     def open(self, options: TaskOptions) -> DetectTraining:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from visualtokens.data.segmentation import IGNORE
 from visualtokens.errors import UserError
+from visualtokens.files import write_atomically
+from visualtokens.tables import printable
 
 STRENGTH = 0.55  # weight of the class colour; the rest is the photo
 # The first classes have the colour-blind safe palette of Okabe and Ito.
@@ -81,8 +83,9 @@ def save_prediction(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     drawn, indices = folder / f"{name}_overlay.png", folder / f"{name}_classes.png"
-    overlay(image, labels, classes=classes).save(drawn)
-    index_image(labels, classes=len(classes)).save(indices)
+    tinted, indexed = overlay(image, labels, classes=classes), index_image(labels, classes=len(classes))
+    for path, picture in ((drawn, tinted), (indices, indexed)):
+        write_atomically(path, functools.partial(picture.save, format="PNG"))
     return drawn, indices
 
 
@@ -108,7 +111,7 @@ def _with_legend(picture: Image.Image, values: NDArray[np.uint8], classes: Seque
     colours = palette(len(classes))
     size = 14
     font = ImageFont.load_default(size)
-    entries = [f"{classes[i]} {counts[i] / values.size:.0%}" for i in present]
+    entries = [f"{printable(classes[i])} {counts[i] / values.size:.0%}" for i in present]
     width = max(picture.width, *(int(font.getlength(text)) + 3 * size for text in entries))
     places, right, row = [], size // 2, 0
     for text in entries:

@@ -24,8 +24,10 @@ from visualtokens.data.segmentation import (
 )
 from visualtokens.data.transforms import as_augment
 from visualtokens.errors import UserError, unknown
+from visualtokens.tables import printable
 from visualtokens.tasks.initialize import initialize_dense
 from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
+from visualtokens.tasks.schema import check_input
 from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference, predict
 from visualtokens.tasks.segment.models import Segmenter, build
@@ -45,7 +47,7 @@ class Segment(Task):
     unused = CLASSIFICATION_ONLY
     eval_options = ("scales", "flip", "window")
     predict_options = ("scales", "flip", "window")
-    draws = True
+    pictures = ("overlay", "classes")
     eval_batch = 16
 
     def open(self, options: TaskOptions) -> SegmentTraining:
@@ -78,10 +80,16 @@ class Segment(Task):
             inference=default_inference(model_args["backbone"], preprocess),
         )
 
+    def check(self, config: Mapping[str, Any]) -> None:
+        super().check(config)
+        if "preprocess" not in config:
+            raise UserError("its 'preprocess' is damaged: there is none")
+        check_input(config["preprocess"], "preprocess", size="size", dims=2)
+
     def build(self, config: Mapping[str, Any]) -> tuple[Segmenter, list[str], SegmentPreprocess]:
         head, classes, model_args = self.described(config)
+        stored = config["preprocess"]
         try:
-            stored = dict(config["preprocess"])
             preprocess = SegmentPreprocess(
                 size=tuple(stored["size"]),
                 mean=tuple(stored["mean"]),
@@ -89,8 +97,8 @@ class Segment(Task):
                 keep_ratio=stored["keep_ratio"],
                 longest=stored["longest"],
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"its 'preprocess' is damaged: {error!r}") from error
+        except KeyError as error:
+            raise UserError(f"its 'preprocess' is damaged: it has no {error}") from error
         return build(head, classes=len(classes), model_args=model_args), classes, preprocess
 
     def open_data(self, data: str, split: Split, *, model: nn.Module) -> SegmentationDataset:
@@ -246,7 +254,7 @@ class Segmentation(Prediction):
         return {"shares": self.shares}
 
     def text(self) -> str:
-        return "\n".join(f"  {share:6.1%}  {name}" for name, share in list(self.shares.items())[:SHOWN])
+        return "\n".join(f"  {p:6.1%}  {printable(name)}" for name, p in list(self.shares.items())[:SHOWN])
 
     def draw(self, image: Image.Image) -> Image.Image:
         """Return the image with every pixel tinted by its class, and a legend."""
