@@ -1,13 +1,34 @@
-"""Plain-text tables."""
+"""Plain text for terminals: tables, and text without control characters."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+# Control characters, line separators, bidirectional overrides, and surrogates, which stand for the bytes of
+# file names that are not UTF-8.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Return the text with unprintable characters except those in ``keep`` escaped, such as ``\x1b``.
+
+    Names of classes and files are shown through it: they may contain sequences that move the cursor, forge
+    lines or reverse the order of the text.
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
+
+
+def _escape(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as `os.fsdecode` returns it
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def table(rows: Sequence[Sequence[str]], *, header: Sequence[str], right: Sequence[int] = ()) -> str:
     """Return rows under a header, columns two spaces apart; the columns in ``right`` are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [[printable(cell) for cell in cells] for cells in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         padded = (
@@ -16,4 +37,4 @@ def table(rows: Sequence[Sequence[str]], *, header: Sequence[str], right: Sequen
         )
         return "  ".join(padded).rstrip()
 
-    return "\n".join(map(line, [header, *rows]))
+    return "\n".join(map(line, lines))

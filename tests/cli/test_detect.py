@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.squares import write_squares
 from visualtokens.cli import main
+from visualtokens.tasks.detect.detections import ImageDetections, truth
+
+from .processes import files_limited_to
 
 Vtok = Callable[..., tuple[int, str, str]]
 
@@ -76,3 +81,22 @@ def test_predict_draws_objects_above_the_score(vtok: Vtok, run: str, root: Path,
     assert "no object above the score threshold" in vtok(*given, "1")[1]
     code, _, err = vtok(*given, "1.5")
     assert (code, err) == (2, "error: score=1.5 is not between 0 and 1\n")
+
+
+def test_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Also with names that are not UTF-8 or have several lines."""
+    name = os.fsdecode(b"caf\xe9")
+    boxes = torch.tensor([[1.0, 2.0, 20.0, 30.0], [5.0, 5.0, 9.0, 9.0]])
+    found = ImageDetections(truth(boxes, torch.tensor([0, 1]), None), [name, "two\nlines"])
+    assert [line.split("  at ")[0].split()[1] for line in found.text().splitlines()] == [
+        r"caf\xe9",
+        r"two\x0alines",
+    ]
+    image = Image.new("RGB", (40, 40))
+    picture = found.save(image, tmp_path, name)["picture"]
+    assert os.fsencode(picture.name) == b"caf\xe9_objects.png"
+    before = picture.read_bytes()
+    with files_limited_to(100), pytest.raises(OSError, match="File too large"):
+        found.save(image, tmp_path, name)
+    assert picture.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [picture]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from PIL import Image
 
 from visualtokens.data import open_dataset
+
+from .processes import files_limited_to
 
 Vtok = Callable[..., tuple[int, str, str]]
 
@@ -102,6 +105,11 @@ def test_faithfulness_against_masks(vtok: Vtok, checkpoint: Path, folder: Path, 
         ink = (np.asarray(digits[digit][0].convert("L")) > 100).astype(np.uint8) * 255
         Image.fromarray(ink).save(tmp_path / "masks" / f"{digit}.png")
     Image.new("L", (3, 3)).save(tmp_path / "masks" / "4.png")
+    (tmp_path / "masks" / "5.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    for digit in (6, 8):
+        (tmp_path / "masks" / f"{digit}.png").unlink()
+    (tmp_path / "masks" / "6.png").mkdir()
+    os.mkfifo(tmp_path / "masks" / "8.png")
     (tmp_path / "data" / "val" / "7" / "7.png").write_bytes(b"no picture")
     arguments = (
         "explain",
@@ -115,12 +123,20 @@ def test_faithfulness_against_masks(vtok: Vtok, checkpoint: Path, folder: Path, 
     code, text, err = vtok(*arguments, *options, tmp_path / "x.png", "--json")
     assert code == 1
     document = json.loads(text)
-    assert document["images"] == 8
-    assert [Path(bad["path"]).name for bad in document["unreadable"]] == ["4.png", "7.png"]
-    assert "7.png: not an image" in err
+    assert document["images"] == 5
+    refused = {Path(bad["path"]).name: bad["reason"] for bad in document["unreadable"]}
+    assert list(refused) == ["4.png", "5.png", "6.png", "7.png", "8.png"]
+    for name, reason in {
+        "5.png": "not an image in a lossless format",
+        "6.png": "is a folder",
+        "7.png": "not an image",
+        "8.png": "not a regular file",
+    }.items():
+        assert reason in refused[name]
+        assert refused[name] in err
     for method in document["methods"].values():
         assert 0 <= method["auroc"]["mean"] <= 1
-        assert method["pointing"]["images"] == 8
+        assert method["pointing"]["images"] == 5
 
 
 @pytest.mark.parametrize(
@@ -149,3 +165,74 @@ def test_a_folder_is_saved_as_a_page(vtok: Vtok, checkpoint: Path, photos: Path)
     code, _, err = vtok("explain", photos, "--checkpoint", checkpoint, "--save", "x.npz")
     assert code == 2
     assert "end --save 'x.npz' in .html" in err
+
+
+@pytest.mark.parametrize("ending", ["html", "png", "npz"])
+def test_a_failed_save_leaves_the_old_file(
+    vtok: Vtok, checkpoint: Path, folder: Path, tmp_path: Path, ending: str
+) -> None:
+    given = ("explain", folder / "0.png", "--checkpoint", checkpoint, "--save", tmp_path / f"x.{ending}")
+    assert vtok(*given)[0] == 0
+    before = (tmp_path / f"x.{ending}").read_bytes()
+    with files_limited_to(1000):
+        code, _, err = vtok(*given, "--top", "1")
+    assert (code, err.count("\n")) == (2, 1)
+    assert [path.name for path in tmp_path.iterdir()] == [f"x.{ending}"]
+    assert (tmp_path / f"x.{ending}").read_bytes() == before
+
+
+def test_curves_that_cannot_be_saved_leave_the_old_picture(
+    vtok: Vtok, checkpoint: Path, data: str, tmp_path: Path
+) -> None:
+    picture = tmp_path / "x.png"
+    picture.write_bytes(b"old")
+    given = ("explain", "--faithfulness", "--data", data, "--checkpoint", checkpoint, "--save", picture)
+    with files_limited_to(1000):
+        code, _, _ = vtok(*given, "--images", "1", "--steps", "2", "--methods", "random")
+    assert (code, picture.read_bytes()) == (2, b"old")
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("source", ["image", "folder", "checkpoint"])
+def test_nothing_is_saved_over_an_input(
+    vtok: Vtok,
+    checkpoint: Path,
+    photos: Path,
+    tmp_path: Path,
+    source: str,
+    link: Callable[[Path, Path], None],
+) -> None:
+    image = photos / "0" / "x.png"
+    saved = tmp_path / "out.html"
+    link(checkpoint / "config.json" if source == "checkpoint" else image, saved)
+    given = photos if source == "folder" else image
+    code, out, err = vtok("explain", given, "--checkpoint", checkpoint, "--save", saved)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: '{saved}' would overwrite the input '")
+    assert "<html" not in image.read_text(encoding="latin-1")
+
+
+def test_a_page_inside_the_explained_folder_is_written_again(
+    vtok: Vtok, checkpoint: Path, photos: Path
+) -> None:
+    given = ("explain", photos / "0", "--checkpoint", checkpoint, "--save", photos / "0" / "x.html")
+    assert vtok(*given)[0] == 0
+    assert vtok(*given)[0] == 1  # the page is not an image
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_curves_are_not_saved_over_the_data(
+    vtok: Vtok, checkpoint: Path, folder: Path, tmp_path: Path, masks: bool
+) -> None:
+    picture = (folder / "0.png").read_bytes()
+    for split in ("train", "val"):
+        for digit in range(10):
+            (tmp_path / split / str(digit)).mkdir(parents=True)
+            (tmp_path / split / str(digit) / "x.png").write_bytes(picture)
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "x.png").write_bytes(picture)
+    saved = tmp_path / "masks" / "x.png" if masks else tmp_path / "val" / "3" / "x.png"
+    given = ("--data", f"folder:{tmp_path}", "--masks", tmp_path / "masks", "--save", saved)
+    code, _, err = vtok("explain", "--faithfulness", "--checkpoint", checkpoint, *given)
+    assert (code, saved.read_bytes()) == (2, picture)
+    assert "would overwrite the input" in err

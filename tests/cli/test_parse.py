@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -122,6 +123,12 @@ def test_mistakes_in_training_options(
     assert list(tmp_path.iterdir()) == []
 
 
+# 30 lines that stand for 2^30 values.
+BOMB = b"model_args:\n  a0: &a0 [1, 1]\n" + b"".join(
+    b"  a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 30)
+)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -133,7 +140,14 @@ def test_mistakes_in_training_options(
         (b"", "config file '{path}' must hold lines such as 'epochs: 10'"),
         (b"learning: 3", "unknown option in {path}: 'learning'"),
         (b"lr: fast", "--lr must be a number, not 'fast'"),
+        (b"lr: 2024-99-99", "config file '{path}' holds a value that is not YAML: month must be in 1..12"),
+        (b"lr: !!bool x", "config file '{path}' holds a value that is not YAML: "),
+        (BOMB, "config file '{path}' has more than 100,000 values with its aliases expanded"),
+        (b"lr: &x [*x]", "config file '{path}' has more than 100,000 values with its aliases expanded"),
+        (b"lr: " + b"[" * 100_000, "config file '{path}' is nested too deeply"),
+        (b"lr: " + b"1" * 1_000_000, "config file '{path}' has 1.0 MB; options fit into 1 MB"),
     ],
+    ids=range(14),
 )
 def test_unusable_config_files(vtok: Vtok, tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "recipe.yaml"
@@ -143,6 +157,20 @@ def test_unusable_config_files(vtok: Vtok, tmp_path: Path, content: bytes | None
     assert (code, out) == (2, "")
     assert err.startswith("error: " + message.format(path=path))
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_config_that_is_no_regular_file(vtok: Vtok, tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "x")
+    code, out, err = vtok(*TRAIN, "--config", tmp_path / "x")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: config file '{tmp_path / 'x'}' is not a regular file")
+
+
+def test_aliases_in_a_config_file(vtok: Vtok, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("lr: &value 0.5\nweight_decay: *value\n")
+    printed = yaml.safe_load(vtok(*TRAIN, "--config", tmp_path / "x.yaml", "--print_config")[1])
+    assert (printed["lr"], printed["weight_decay"]) == (0.5, 0.5)
 
 
 def test_command_line_overrides_the_config_file(vtok: Vtok, tmp_path: Path) -> None:

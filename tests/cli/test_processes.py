@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-VTOK = str(Path(sys.executable).with_name("vtok"))
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "90"}
+from .processes import ENVIRONMENT, VTOK, finish, start
+
 Vtok = Callable[..., tuple[int, str, str]]
-
-
-def start(*arguments: str | Path, command: Sequence[str] = (VTOK,)) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*command, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
 
 
 def test_train_and_eval_as_processes(data: str, tmp_path: Path) -> None:
@@ -106,6 +90,23 @@ def test_closed_pipe_is_no_error() -> None:
     assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait(timeout=300) == 1
+
+
+def test_full_disk_behind_stdout_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [VTOK, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=300
+        )
+    assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
+
+
+def test_memory_that_cannot_be_allocated_is_one_line() -> None:
+    """The images would take more memory than a process can address."""
+    code, out, err = finish(start("bench", "paca_vit_nano", "--batch", "1000000000", "--size", "512"))
+    assert (code, out) == (1, "")
+    assert err.startswith("error: out of memory (")
+    assert err.endswith("; use a smaller batch, image size or model\n")
+    assert err.count("\n") == 1
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml  # type: ignore[import-untyped]
 from PIL import Image
+from safetensors.torch import save
 
 from visualtokens.bench import interleave
 from visualtokens.cli.parse import parse
@@ -21,6 +25,12 @@ from visualtokens.tune import planning as measure
 Vtok = Callable[..., tuple[int, str, str]]
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("token_pooling_*.yaml"))
 QUICK = ("--rounds", "1", "--batch", "2")
+
+
+def _torch_file(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +96,47 @@ def test_wrong_options_are_refused(vtok: Vtok, vit: Path, options: tuple[str, ..
     assert (code, text) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.pth", None, "is not a file; give a .safetensors or .pth file, or pretrained"),
+        (".", None, "is not a file; give a .safetensors or .pth file, or pretrained"),
+        ("cut.safetensors", save({"x": torch.zeros(9)})[:-8], "cut.safetensors is damaged: "),
+        ("text.safetensors", b"no tensors", "text.safetensors is damaged: "),
+        ("text.pth", b"no tensors", "text.pth holds more than tensors"),
+        ("empty.pth", b"", "empty.pth is damaged:"),
+        ("objects.pth", pickle.dumps(Path("x")), "objects.pth holds more than tensors"),
+        ("list.pth", _torch_file([1, 2]), "list.pth holds a list; give a file of a state dict"),
+        ("numbers.pth", _torch_file({"x": 1}), "no tensors in the checkpoint, only 'x'"),
+        ("cut.pth", _torch_file({"x": torch.zeros(999)})[:-900], "cut.pth is damaged: "),
+        ("other.pth", _torch_file({"x": torch.zeros(9)}), "does not fit 'deit_tiny_patch16_224'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value else "",
+)
+def test_unusable_weights_are_refused(
+    vtok: Vtok, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    options = ("--weights", tmp_path / name, "--size", "32")
+    code, text, err = vtok("reduce", "deit_tiny_patch16_224", *options)
+    assert (code, text) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_curve_is_not_saved_over_an_image_of_the_data(vtok: Vtok, vit: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for label in "ab":
+            (tmp_path / split / label).mkdir(parents=True)
+            Image.new("RGB", (32, 32)).save(tmp_path / split / label / "x.png")
+    (tmp_path / "curve.png").symlink_to(tmp_path / "val" / "b" / "x.png")
+    options = ("--data", f"folder:{tmp_path}", "--save", tmp_path / "curve.png")
+    code, text, err = vtok("reduce", vit, *options, *QUICK)
+    assert (code, text) == (2, "")
+    assert f"would overwrite the input '{tmp_path / 'val' / 'b' / 'x.png'}'; save elsewhere\n" in err
 
 
 def test_search_saves_a_reduced_checkpoint(vtok: Vtok, vit: Path, data: str, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from visualtokens.errors import UserError
 from visualtokens.tasks import get_task
 from visualtokens.train import TrainConfig, load_checkpoint, train
 
+from .processes import files_limited_to
+
 Vtok = Callable[..., tuple[int, str, str]]
 
 
@@ -90,6 +92,31 @@ def test_predict_writes_overlay_and_indices(vtok: Vtok, run: str, data: Path, tm
     assert read_mask(second["classes"]).shape == (1, 1)
     assert sum(first["shares"].values()) == pytest.approx(1)
     assert document["unreadable"][0]["path"] == images[2]
+
+
+@pytest.mark.parametrize("ending", ["overlay", "classes"])
+def test_no_picture_is_written_over_an_input(
+    vtok: Vtok, run: str, data: Path, tmp_path: Path, ending: str
+) -> None:
+    photo = (data / "images/val/0.png").read_bytes()
+    images = (tmp_path / "a.png", tmp_path / f"a_{ending}.png")
+    for path in images:
+        path.write_bytes(photo)
+    code, out, err = vtok("predict", *images, "--checkpoint", run, "--out", tmp_path)
+    assert (code, out) == (2, "")
+    assert f"would overwrite the input '{images[1]}'; save elsewhere" in err
+    assert sorted(tmp_path.iterdir()) == sorted(images)
+    assert images[1].read_bytes() == photo
+
+
+def test_a_failed_save_leaves_the_old_picture(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:
+    given = ("predict", data / "images/val/0.png", "--checkpoint", run, "--out", tmp_path)
+    assert vtok(*given)[0] == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with files_limited_to(100):
+        code, _, err = vtok(*given, "--flip")
+    assert (code, err.count("\n")) == (2, 1)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_mismatches_are_refused(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:

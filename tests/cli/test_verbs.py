@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import visualtokens
 from visualtokens.cli import models
@@ -160,6 +161,38 @@ def test_numbers_that_are_not_finite_are_null_in_json(vtok: Vtok, monkeypatch: p
         "b": [1.5, None],
         "c": {"d": [None, "x", None, 3]},
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ZeroDivisionError("a\nb"), "ZeroDivisionError: a b (VTOK_DEBUG=1 shows the traceback)"),
+        (AssertionError(), "AssertionError (VTOK_DEBUG=1 shows the traceback)"),
+        (RecursionError("too deep"), "RecursionError: too deep (VTOK_DEBUG=1 shows the traceback)"),
+        (MemoryError(), "out of memory; use a smaller batch, image size or model"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+            "out of memory (CUDA out of memory. Tried to allocate 2 GiB); use a smaller batch, image size or "
+            "model",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_unforeseen_errors_end_with_one_line_and_code_1(
+    vtok: Vtok, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail(config: models.ModelsConfig) -> Result:
+        raise error
+
+    monkeypatch.setattr(models, "VERB", Verb(config=models.ModelsConfig, run=fail, example=""))
+    monkeypatch.delenv("VTOK_DEBUG", raising=False)
+    assert vtok("models") == (1, "", f"error: {message}\n")
+    monkeypatch.setenv("VTOK_DEBUG", "1")
+    code, out, err = vtok("models")
+    assert (code, out) == (1, "")
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert f"in {fail.__name__}\n" in err
+    assert err.endswith(f"\nerror: {message}\n")
 
 
 def test_interrupt_outside_of_training(vtok: Vtok, monkeypatch: pytest.MonkeyPatch) -> None:

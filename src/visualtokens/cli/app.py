@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
-import logging
-import math
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+import traceback
+from collections.abc import Sequence
 
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli import terminal
+from visualtokens.cli.verb import Failure, Stream, Verb
 from visualtokens.errors import UserError, unknown
 
 # Each verb is a module of its name, imported only to run it.
@@ -41,31 +39,38 @@ Start here:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``vtok`` with these arguments, by default those of the process; return the exit code."""
+    """Run ``vtok`` with these arguments, by default those of the process; return the exit code.
+
+    Every failure ends with one line on stderr; with ``VTOK_DEBUG=1`` the traceback precedes it.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    terminal.prepare()
     try:
         return _dispatch(arguments)
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.discard_stdout()
         return 1
     except (UserError, OSError) as error:
-        return _fail(str(error), code=2)
+        terminal.discard_if_unwritable()
+        return _fail(error, str(error), code=2)
     except Failure as failure:
-        return _fail(str(failure), code=1)
+        return _fail(failure, str(failure), code=1)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        terminal.write_error("interrupted\n")
         return 130
+    except Exception as error:  # noqa: BLE001 - a user gets one line instead of a traceback, whatever failed
+        return _fail(error, _unforeseen(error), code=1)
 
 
 def _dispatch(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
-        sys.stdout.write(_usage())
+        terminal.write(_usage())
         return 0
     if name == "--version":
         from visualtokens import __version__
 
-        sys.stdout.write(f"visualtokens {__version__}\n")
+        terminal.write(f"visualtokens {__version__}\n")
         return 0
     if name not in VERBS:
         raise unknown("option" if name.startswith("-") else "verb", name, [*VERBS, "--help", "--version"])
@@ -80,45 +85,34 @@ def _run(name: str, arguments: list[str]) -> int:
         config, as_json = parse(name, VERBS[name], verb, arguments)
     except SystemExit as finished:  # after --help or --print_config
         return int(finished.code or 0)
-    with _log_to_stderr():
+    with terminal.log_to_stderr():
         result = verb.run(config)
+        if isinstance(result, Stream):
+            from visualtokens.cli.stream import print_stream
+
+            return print_stream(result, as_json=as_json)
     if not result.silent:
-        _print(result, as_json=as_json)
+        text = terminal.to_json(result.document) if as_json else result.text
+        terminal.write(text.rstrip("\n") + "\n")
     return result.code
 
 
-@contextlib.contextmanager
-def _log_to_stderr() -> Iterator[None]:
-    """Show the log of the library, such as training epochs, on stderr; stdout is for results."""
-    logger, handler = logging.getLogger("visualtokens"), logging.StreamHandler(sys.stderr)
-    before = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
-
-
-def _print(result: Result, *, as_json: bool) -> None:
-    text = json.dumps(_strict(result.document), indent=2) if as_json else result.text
-    sys.stdout.write(text.rstrip("\n") + "\n")
-    sys.stdout.flush()
-
-
-def _strict(value: Any) -> Any:
-    """Return the document with None for numbers that are not finite, which JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _fail(message: str, *, code: int) -> int:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+def _fail(error: Exception, message: str, *, code: int) -> int:
+    if os.environ.get("VTOK_DEBUG") == "1":
+        terminal.write_error("".join(traceback.format_exception(error)))
+    terminal.write_error(f"error: {' '.join(message.split())}\n")
     return code
+
+
+def _unforeseen(error: Exception) -> str:
+    """Return the message for an error that no part of the library foresaw."""
+    from visualtokens.files import one_line
+
+    text = one_line(error)
+    memory = re.search("out of memory|not enough memory|allocate memory|bad_alloc", text)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and memory):
+        return f"out of memory{text and f' ({text})'}; use a smaller batch, image size or model"
+    return f"{type(error).__name__}{text and f': {text}'} (VTOK_DEBUG=1 shows the traceback)"
 
 
 def _usage() -> str:

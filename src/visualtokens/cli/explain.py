@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from visualtokens.cli.output import unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import refuse_overwriting, unreadable_as_json, warn_unreadable
+from visualtokens.cli.terminal import write_error
 from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
-from visualtokens.tables import table
+from visualtokens.files import CONFIG, WEIGHTS, write_atomically
+from visualtokens.tables import printable, table
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage, ImageDataset
     from visualtokens.explain import Explanation, FaithfulnessEvaluator, Gallery, Score
     from visualtokens.tasks import Checkpoint
+
+
+PAGE = "explanation.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,8 @@ def run(config: ExplainConfig) -> Result:
     """Explain one image or a folder, or measure faithfulness."""
     if bool(config.image) == config.faithfulness:
         raise UserError("give an image or a folder to explain, or --faithfulness with --data")
+    if not config.faithfulness:
+        refuse_overwriting([Path(config.save or PAGE)], _explained_files(config))
     checkpoint = _load(config)
     if config.faithfulness:
         return _measure_faithfulness(config, checkpoint)
@@ -88,6 +95,15 @@ def run(config: ExplainConfig) -> Result:
     if Path(config.image).is_dir():
         return _explain_folder(config, checkpoint, target)
     return _explain_image(config, checkpoint, target)
+
+
+def _explained_files(config: ExplainConfig) -> Iterator[Path]:
+    """Yield the input files, without the pages in the folder, which an earlier run may have written."""
+    from visualtokens.explain.gallery import find_files
+
+    image = Path(config.image)
+    yield from (Path(config.checkpoint, name) for name in (CONFIG, WEIGHTS))
+    yield from (file for file in find_files(image) if file.suffix != ".html") if image.is_dir() else [image]
 
 
 def _load(config: ExplainConfig) -> Checkpoint:
@@ -126,7 +142,7 @@ def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | 
         classes=checkpoint.classes,
         truth=class_of(Path(config.image), checkpoint.classes),
     )
-    saved = explanation.save(config.save or "explanation.html")
+    saved = explanation.save(config.save or PAGE)
     document = {
         "image": config.image,
         "predicted": checkpoint.classes[explanation.predicted],
@@ -149,13 +165,13 @@ def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | 
 
 def _text(explanation: Explanation, saved: str) -> str:
     target = explanation.target
-    before = float(explanation.probabilities[target])
+    before, about = float(explanation.probabilities[target]), printable(explanation.about)
     rows = [(str(k), f"{explanation.masked_probability(k):.1%}") for k in explanation.top]
     return (
-        f"The probability of {explanation.class_name(target)!r} is {before:.1%}. {explanation.about}\n"
+        f"The probability of {explanation.class_name(target)!r} is {before:.1%}. {about}\n"
         f"Its probability when one cluster is hidden ({explanation.layer}):\n\n"
         + table(rows, header=("cluster", "probability"), right=(0, 1))
-        + f"\n\nsaved as {saved}"
+        + f"\n\nsaved as {printable(saved)}"
     )
 
 
@@ -173,6 +189,7 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
     if config.images < 1:
         raise UserError(f"images={config.images} must be at least 1")
     dataset = open_dataset(config.data, config.split)
+    refuse_overwriting([save], _measured_files(config, dataset))
     setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
     methods = config.methods or list(METHODS)
     evaluator = FaithfulnessEvaluator(checkpoint.model, setting, methods=methods, steps=config.steps)
@@ -182,7 +199,8 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
     if not found.images:
         raise Failure(f"none of the images of {config.data} could be read")
     save.parent.mkdir(parents=True, exist_ok=True)
-    found.plot().savefig(save, dpi=160)
+    figure = found.plot()
+    write_atomically(save, lambda temporary: figure.savefig(temporary, dpi=160, format="png"))
     document = {
         "data": config.data,
         "split": config.split,
@@ -192,8 +210,17 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
         "saved": str(save),
     }
     head = f"{found.images} images, the predicted class of each; means with their standard errors:"
-    text = f"{head}\n\n{table(found.rows(), header=HEADER, right=(1, 2, 3, 4))}\n\ncurves saved as {save}"
+    drawn = table(found.rows(), header=HEADER, right=(1, 2, 3, 4))
+    text = f"{head}\n\n{drawn}\n\ncurves saved as {printable(str(save))}"
     return Result(text, document, code=1 if unreadable else 0)
+
+
+def _measured_files(config: ExplainConfig, dataset: ImageDataset) -> Iterator[str | Path]:
+    """Yield the input files."""
+    yield from (Path(config.checkpoint, name) for name in (CONFIG, WEIGHTS))
+    yield from map(dataset.path, range(len(dataset)))
+    if config.masks:
+        yield from Path(config.masks).rglob("*")
 
 
 def _scores(
@@ -220,27 +247,37 @@ def _scores(
 
 
 def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
-    """Explain a folder on one page. Files that cannot be explained are listed; the exit code is then 1."""
-    from visualtokens.explain import explain_folder
+    """Explain a folder on one page. Files that cannot be explained are listed; the exit code is then 1.
 
-    save = config.save or "explanation.html"
+    SIGINT and SIGTERM stop after the current image; the page shows those before it.
+    """
+    from visualtokens.explain import explain_folder
+    from visualtokens.train.distributed import catch_signals
+
+    save = config.save or PAGE
     if not save.endswith(".html"):  # checked before the work
         raise UserError(f"a folder is explained on one page; end --save {config.save!r} in .html")
-    gallery = explain_folder(
-        checkpoint.model,
-        config.image,
-        preprocess=checkpoint.preprocess,
-        target=target,
-        layer=config.layer,
-        top=config.top,
-        of=config.of,
-        batch=config.batch,
-        classes=checkpoint.classes,
-    )
+    with catch_signals() as stop:
+        gallery = explain_folder(
+            checkpoint.model,
+            config.image,
+            preprocess=checkpoint.preprocess,
+            target=target,
+            layer=config.layer,
+            top=config.top,
+            of=config.of,
+            batch=config.batch,
+            classes=checkpoint.classes,
+            stop=stop.__bool__,
+        )
     saved = gallery.write(save)
     warn_unreadable(gallery.refused)
     document = {"folder": config.image, **gallery.to_dict(), "saved": str(saved)}
-    return Result(_folder_text(gallery, str(saved)), document, code=1 if gallery.refused else 0)
+    code = 1 if gallery.refused else 0
+    if gallery.not_reached and stop.signal is not None:
+        write_error(f"interrupted after {gallery.files - gallery.not_reached} of {gallery.files} files\n")
+        code = 128 + stop.signal
+    return Result(_folder_text(gallery, str(saved)), document, code=code)
 
 
 def _folder_text(gallery: Gallery, saved: str) -> str:
@@ -252,7 +289,7 @@ def _folder_text(gallery: Gallery, saved: str) -> str:
         rows, header=("image", "probability", "class", "importance of its top cluster"), right=(1, 3)
     )
     left_out = f", {len(gallery.refused)} files left out" if gallery.refused else ""
-    return f"{head}\n\n{len(rows)} images explained{left_out}; saved as {saved}"
+    return f"{head}\n\n{len(rows)} images explained{left_out}; saved as {printable(saved)}"
 
 
 VERB = Verb(

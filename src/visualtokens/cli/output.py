@@ -1,17 +1,15 @@
-"""Output that several verbs share: unreadable images, and one result per image."""
+"""What several verbs share: the list of unreadable images, and the protection of input files."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from visualtokens.cli.verb import Result
+from visualtokens.errors import UserError
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from visualtokens.data import BadImage
 
 logger = logging.getLogger(__name__)
@@ -33,40 +31,20 @@ def unreadable_as_json(unreadable: Sequence[BadImage]) -> list[dict[str, str]]:
     return [{"path": bad.path, "reason": bad.reason} for bad in unreadable]
 
 
-def for_each_image(
-    paths: Sequence[str], describe: Callable[[Image.Image, str, str], tuple[str, dict[str, Any]]]
-) -> Result:
-    """Return the text and the document that ``describe(image, path, name)`` gives for every image.
+def refuse_overwriting(outputs: Iterable[Path], inputs: Iterable[str | Path]) -> None:
+    """Raise a :class:`UserError` if an output is an existing file that is also an input.
 
-    ``name`` is unique, for output files. Unreadable images are listed and do not stop the others; the exit
-    code is then 1.
+    Files are compared, not names: a link to an input is the input.
     """
-    from visualtokens.data import BadImage, read_image
-
-    texts: list[str] = []
-    documents: list[dict[str, Any]] = []
-    unreadable: list[BadImage] = []
-    for path, name in zip(paths, unique_names(paths), strict=True):
-        try:
-            image = read_image(path)
-        except BadImage as bad:
-            unreadable.append(bad)
-            continue
-        text, document = describe(image, path, name)
-        texts.append(text)
-        documents.append({"image": path, **document})
-    warn_unreadable(unreadable)
-    document = {"predictions": documents, "unreadable": unreadable_as_json(unreadable)}
-    return Result("\n".join(texts), document, code=1 if unreadable else 0)
+    existing = {_identity(path): path for path in outputs if path.exists()}
+    if not existing:
+        return
+    for path in map(Path, inputs):
+        output = existing.get(_identity(path)) if path.exists() else None
+        if output is not None:
+            raise UserError(f"{str(output)!r} would overwrite the input {str(path)!r}; save elsewhere")
 
 
-def unique_names(images: Sequence[str]) -> list[str]:
-    """Return the file name of each image without its suffix, numbered where it repeats."""
-    names: list[str] = []
-    for path in images:
-        stem, count = Path(path).stem, 2
-        name = stem
-        while name in names:
-            name, count = f"{stem}_{count}", count + 1
-        names.append(name)
-    return names
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -117,6 +119,9 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 # Config files.
 
+MAX_CONFIG_BYTES = 1_000_000
+MAX_CONFIG_VALUES = 100_000
+
 
 def _split_configs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the files after ``--config``, and all other arguments."""
@@ -138,22 +143,58 @@ def _split_configs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _check_config(path: str, *, known: Sequence[str]) -> None:
     """Check that the file is YAML and holds options of this verb."""
+    text = _read_config(path)
     try:
-        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read config file {path!r}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"config file {path!r} is not text; it must be YAML") from error
+        size = _expanded_size(yaml.compose(text, yaml.SafeLoader), {})
+        options = yaml.safe_load(text) if size <= MAX_CONFIG_VALUES else None
     except yaml.MarkedYAMLError as error:
         place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"config file {path!r} is not YAML: {error.problem}{place}") from error
     except yaml.YAMLError as error:  # characters that YAML forbids
         raise UserError(f"config file {path!r} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"config file {path!r} is nested too deeply") from error
+    except (ValueError, LookupError, AttributeError) as error:  # from PyYAML, for values such as 2024-99-99
+        raise UserError(f"config file {path!r} holds a value that is not YAML: {error}") from error
+    if size > MAX_CONFIG_VALUES:
+        raise UserError(
+            f"config file {path!r} has more than {MAX_CONFIG_VALUES:,} values with its aliases expanded; "
+            "leave the aliases out"
+        )
     if not isinstance(options, dict):
         raise UserError(f"config file {path!r} must hold lines such as 'epochs: 10'")
     for name in options:
         if str(name).split(".")[0] not in known:
             raise unknown(f"option in {path}:", str(name), known)
+
+
+def _read_config(path: str) -> str:
+    file = Path(path)
+    try:
+        if file.exists() and not file.is_file():  # a named pipe would block, and the file is read twice
+            raise UserError(f"config file {path!r} is not a regular file; it must be a YAML file")
+        if (size := file.stat().st_size) > MAX_CONFIG_BYTES:
+            raise UserError(f"config file {path!r} has {size / 1e6:.1f} MB; options fit into 1 MB")
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read config file {path!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"config file {path!r} is not text; it must be YAML") from error
+
+
+def _expanded_size(node: yaml.Node | None, sizes: dict[int, float]) -> float:
+    """Return the number of values below a YAML node, where an alias counts as what it stands for.
+
+    A few hundred bytes of nested aliases can stand for billions of values. ``sizes`` holds the nodes that
+    were visited, an alias of itself counts as infinite.
+    """
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf
+        children = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in children)
+    return sizes[id(node)]
 
 
 # Errors of the parser, rewritten as one line that states what was expected and what was given.

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visualtokens.cli.output import for_each_image
-from visualtokens.cli.verb import Result, Verb, options_of_task
+from visualtokens.cli.output import refuse_overwriting
+from visualtokens.cli.stream import for_each_image, unique_names
+from visualtokens.cli.verb import Stream, Verb, options_of_task
+from visualtokens.files import CONFIG, WEIGHTS
+from visualtokens.tables import printable
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -47,21 +50,24 @@ class PredictConfig:
     """Device: auto (an accelerator if there is one), cpu, cuda, cuda:1 or mps."""
 
 
-def run(config: PredictConfig) -> Result:
+def run(config: PredictConfig) -> Stream:
     """Predict image by image. Unreadable images do not stop the others; the exit code is then 1."""
     from visualtokens.checkpoint import load
 
     checkpoint = load(config.checkpoint, device=config.device)
     task = checkpoint.task
-    own = (*task.predict_options, *(("out",) if task.draws else ()))
+    own = (*task.predict_options, *(("out",) if task.pictures else ()))
     options = options_of_task(config, task, common=COMMON, own=own)
     out = Path(options.pop("out", "predictions"))
+    pictures = (out / f"{name}_{kind}.png" for name in unique_names(config.images) for kind in task.pictures)
+    own_files = [Path(config.checkpoint, name) for name in (CONFIG, WEIGHTS)]
+    refuse_overwriting(pictures, [*config.images, *own_files])
 
     def describe(image: Image.Image, path: str, name: str) -> tuple[str, dict[str, Any]]:
         prediction = checkpoint.predict(image, **options)
         files = {kind: str(file) for kind, file in prediction.save(image, out, name).items()}
         head = f"{path}: {', '.join(files.values())}" if files else path
-        return f"{head}\n{prediction.text()}", {**files, **prediction.to_dict()}
+        return f"{printable(head)}\n{prediction.text()}", {**files, **prediction.to_dict()}
 
     return for_each_image(config.images, describe)
 

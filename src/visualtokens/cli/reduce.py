@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from visualtokens.cli.bench import parse_size
-from visualtokens.cli.output import unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import refuse_overwriting, unreadable_as_json, warn_unreadable
 from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
+from visualtokens.files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from visualtokens.data import BadImage, Preprocess
+    from visualtokens.data import BadImage, ImageDataset, Preprocess
     from visualtokens.tune.planning import Plan
     from visualtokens.tune.tradeoff import Tradeoff
 
@@ -104,12 +106,18 @@ def run(config: ReduceConfig) -> Result:
 
 
 def _measure(config: ReduceConfig) -> Result:
+    from visualtokens.data import open_dataset
     from visualtokens.tune.tradeoff import spread_schedules, tradeoff
 
+    dataset = None if config.data is None else open_dataset(config.data, config.split)
+    if config.save is not None:
+        refuse_overwriting([Path(config.save)], _input_files(config, dataset))
     model, classes, preprocess = _open(config)
     size = preprocess.size
     batch = config.batch or (1 if config.latency is not None else 8)
-    images, labels, bad = _images(config, preprocess, classes, count=getattr(model, "num_classes", 0))
+    images, labels, bad = _images(
+        dataset, preprocess, classes, count=getattr(model, "num_classes", 0), limit=config.images
+    )
     warn_unreadable(bad)
     method: Any = config.method
     name, keep, plan = _requested(config, model, size=size, batch=batch)
@@ -206,8 +214,8 @@ def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess
 def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.Module:
     """Return a timm model."""
     import timm
-    from timm.models import load_state_dict
 
+    from visualtokens.converters import convert
     from visualtokens.files import one_line
 
     if not timm.is_model(name):
@@ -217,29 +225,40 @@ def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.M
         return timm.create_model(name, pretrained=weights is not None, **sized)
     if not Path(weights).is_file():
         raise UserError(f"weights {weights!r} is not a file; give a .safetensors or .pth file, or pretrained")
-    state = load_state_dict(weights, weights_only=True)
-    classifier = timm.get_pretrained_cfg(name).classifier or "head"
-    rows = state.get(f"{classifier}.weight")
-    model = timm.create_model(name, num_classes=0 if rows is None else len(rows), **sized)
+    found = convert(weights, name)
+    model = timm.create_model(name, num_classes=found.classes, **sized)
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(found.state_dict)
     except RuntimeError as error:
         raise UserError(f"{weights} does not fit {name!r} (is --size right?): {one_line(error)}") from error
     return model
 
 
+def _input_files(config: ReduceConfig, dataset: ImageDataset | None) -> Iterator[str | Path]:
+    """Yield the files that are read."""
+    yield from (Path(config.model, name) for name in (CONFIG, WEIGHTS))
+    if config.weights is not None:
+        yield config.weights
+    if dataset is not None:
+        yield from map(dataset.path, range(len(dataset)))
+
+
 def _images(
-    config: ReduceConfig, preprocess: Preprocess, classes: list[str] | None, *, count: int
+    dataset: ImageDataset | None,
+    preprocess: Preprocess,
+    classes: list[str] | None,
+    *,
+    count: int,
+    limit: int,
 ) -> tuple[Tensor | None, Tensor | None, list[BadImage]]:
     """Return images ``(B, 3, H, W)``, labels ``(B,)`` if the classes match, and unreadable images."""
     import torch
 
-    from visualtokens.data import BadImage, open_dataset
+    from visualtokens.data import BadImage
 
-    if config.data is None:
+    if dataset is None:
         return None, None, []
-    dataset = open_dataset(config.data, config.split)
-    wanted = min(config.images or len(dataset), len(dataset))
+    wanted = min(limit or len(dataset), len(dataset))
     images, labels, bad = [], [], []
     for i in range(wanted):
         try:
@@ -250,7 +269,7 @@ def _images(
         images.append(preprocess(image))
         labels.append(label)
     if not images:
-        raise UserError(f"none of the {wanted} images of {config.data} could be read")
+        raise UserError(f"none of the {wanted} images of --data could be read; the first: {bad[0]}")
     # Only the number of classes of a timm model is known.
     same = dataset.classes == classes if classes is not None else len(dataset.classes) == count
     return torch.stack(images), torch.tensor(labels) if same else None, bad

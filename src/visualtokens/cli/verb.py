@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from visualtokens.errors import UserError
 from visualtokens.tasks.options import default_of
 
 if TYPE_CHECKING:
+    from visualtokens.data import BadImage
     from visualtokens.tasks import Task
 
 
@@ -19,7 +20,7 @@ class Verb:
     """One verb. Its options are the fields of a dataclass, described by the docstring below each field."""
 
     config: type
-    run: Callable[[Any], Result]  # takes a ``config``
+    run: Callable[[Any], Result | Stream]  # takes a ``config``
     example: str
     positional: str | None = None  # the field that is given without a name
 
@@ -32,6 +33,14 @@ class Result:
     document: dict[str, Any]
     code: int = 0  # exit code
     silent: bool = False  # printed by another process
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The output of a verb that is printed image by image: a text and a JSON document for each."""
+
+    results: Iterable[tuple[str, dict[str, Any]] | BadImage]
+    images: int  # number of results
 
 
 class Failure(Exception):

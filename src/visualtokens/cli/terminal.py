@@ -1,0 +1,80 @@
+"""Writing to stdout and stderr: all text of the command line passes through here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from visualtokens.tables import printable
+
+
+def prepare() -> None:
+    """Escape characters that the encoding of stdout lacks, as Python does on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def write(text: str) -> None:
+    """Write text to stdout, at once."""
+    sys.stdout.write(printable(text, keep="\n\t"))
+    sys.stdout.flush()
+
+
+def write_error(text: str) -> None:
+    """Write text to stderr."""
+    sys.stderr.write(printable(text, keep="\n\t"))
+
+
+def discard_stdout() -> None:
+    """Drop what stdout cannot take, so that Python does not report it a second time at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def discard_if_unwritable() -> None:
+    """Drop the text for stdout if it cannot be written, for example to a full disk."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard_stdout()
+
+
+def to_json(document: Any) -> str:
+    """Return strict JSON in ASCII; numbers that are not finite, which JSON lacks, become null."""
+    return json.dumps(_strict(document), indent=2)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+@contextlib.contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Show the log of the library, such as training epochs, on stderr; stdout is for results."""
+    logger, handler = logging.getLogger("visualtokens"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PrintableFormatter())
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _PrintableFormatter(logging.Formatter):
+    """One printable line per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
