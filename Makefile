@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Newer than the files that list the dependencies, so a second run installs nothing.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-cpus lint format bench clean
+.PHONY: demo test test-all test-cpus test-lowest lint format bench clean
 
 demo: $(STAMP)
 	$(BIN)/vtok demo --out demo
@@ -25,6 +25,19 @@ test-all: $(STAMP)
 # CPU="avx2 threads-3" selects combinations.
 test-cpus: $(STAMP)
 	$(BIN)/python -m tests.cpu_matrix $(CPU) -- --numprocesses 2
+
+# The lowest versions that pyproject.toml allows, in an environment of their own. uv takes pip's package index.
+LOWEST := .venv-lowest
+test-lowest: $(LOWEST)/.installed
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not slow" $(TESTS)
+
+$(LOWEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(RETRY) $(LOWEST)/bin/python -m pip install --quiet --upgrade pip uv
+	index=$${PIP_INDEX_URL:-$$($(LOWEST)/bin/python -m pip config get global.index-url 2> /dev/null)}; \
+	$(RETRY) $(LOWEST)/bin/uv pip install --python $(LOWEST)/bin/python --resolution lowest-direct \
+		$${index:+--default-index "$$index"} --editable ".[dev,explain]"
+	touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks docs
@@ -49,4 +62,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) $(LOWEST) demo build dist

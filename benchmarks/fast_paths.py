@@ -3,10 +3,10 @@
     python benchmarks/fast_paths.py --save results/fast_paths.json
 
 At 224², batch 1 and 8, where maps are large also in larger batches and images; eager, and compiled by
-inductor where the fast path applies to compiled graphs. Both variants of a setting run in a process of their
-own and are timed in turns. A fast path is turned off by replacing a function or constant of the library; a target
-that does not exist is an error. The outputs of both variants must agree. With ``--only``, the other settings
-of the saved file are kept.
+inductor where the fast path applies to compiled graphs. Both variants of a setting run in a process of
+their own and are timed in turns. A fast path is turned off by replacing a function or constant of the
+library; a target that does not exist is an error. The outputs of both variants must agree. With ``--only``,
+the other settings of the saved file are kept.
 """
 
 from __future__ import annotations

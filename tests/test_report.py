@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -22,6 +23,7 @@ from visualtokens.report import (
     write_report,
 )
 
+from .cli.processes import files_limited_to
 from .explain.stubs import Page, check_self_contained, explanation
 
 INJECTION = '<b>"bold" & \'co\'</b><script src="https://x.org/x.js">'
@@ -56,6 +58,20 @@ def test_a_report_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert len([a for a in page.find("p") if a.get("class") == "intro"]) == len(headings)
     assert "✓ correct" in shown
     assert "✗ true class: two" in shown
+
+
+def test_control_characters_and_names_that_are_not_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9\x1b[2J") + "\u202e"
+    text = write_report(tmp_path / "r.html", full_report(name)).read_text(encoding="utf-8")
+    check_self_contained(text)
+    assert text.count(r"caf\xe9\x1b[2J\u202e") >= 9
+
+
+def test_a_failed_report_leaves_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "r.html").write_text("old")
+    with files_limited_to(1000), pytest.raises(OSError, match="File too large"):
+        write_report(tmp_path / "r.html", full_report("x"))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("r.html", "old")]
 
 
 def test_class_names_of_the_explanation_take_precedence() -> None:

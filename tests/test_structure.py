@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,66 @@ def test_imports_point_one_way(graph: ModuleType) -> None:
 
 def test_every_part_is_in_the_table(graph: ModuleType) -> None:
     assert set(graph.imports()) == COMMON | set(MAY_IMPORT) | SHELLS
+
+
+# What reads image files; ``data/decode.py`` is the only module that may, because it sets the limits.
+READERS = ("PIL.Image.open", "PIL.ImageFile", "torchvision.io", "torchvision.datasets", "cv2", "imageio")
+READERS += ("skimage.io", "matplotlib.image", "tifffile", "rawpy")
+PLUGIN = re.compile(r"PIL\.\w+Plugin")
+
+
+def image_readers(source: str) -> set[str]:
+    """The functions and modules that read image files and that a module names, under whatever alias."""
+    tree = ast.parse(source)
+    names: dict[str, str] = {}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    found |= set(names.values())
+    for node in ast.walk(tree):
+        parts, end = [], node
+        while isinstance(end, ast.Attribute):
+            parts, end = [end.attr, *parts], end.value
+        if parts and isinstance(end, ast.Name):
+            found.add(".".join([names.get(end.id, end.id), *parts]))
+    return {
+        name
+        for name in found
+        if any(f"{name}.".startswith(f"{reader}.") for reader in READERS)
+        or PLUGIN.match(name)
+        or name.split(".")[-1] == "imread"
+    }
+
+
+def test_one_module_reads_image_files() -> None:
+    readers = {path for path in SOURCE.rglob("*.py") if image_readers(path.read_text("utf-8"))}
+    assert readers == {SOURCE / "data" / "decode.py"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from PIL import Image\nImage.open(x)",
+        "from PIL import Image as I\nread = I.open",
+        "import PIL.Image\nPIL.Image.open(x)",
+        "from PIL.Image import open as read",
+        "from PIL.PngImagePlugin import PngImageFile",
+        "from torchvision.io import decode_jpeg",
+        "import torchvision\ntorchvision.io.read_image(x)",
+        "import torchvision.io as io",
+        "def f():\n    import cv2",
+        "import matplotlib.pyplot as plt\nplt.imread(x)",
+        "from matplotlib.pyplot import imread",
+        "import imageio.v3 as iio",
+    ],
+)
+def test_image_readers_are_recognised(code: str) -> None:
+    assert image_readers(code)
+    assert not image_readers("from PIL import Image\nImage.fromarray(x)\nopen(x)\nfrom a import decode_image")
 
 
 def test_type_checking_imports_do_not_count(

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from tests.cli.processes import files_limited_to
 from tests.reduce.helpers import randn, small_vit
 from visualtokens.bench import count_macs
 from visualtokens.errors import UserError
@@ -83,8 +84,11 @@ def test_table_plot_and_json(tmp_path: Path, with_quality: bool) -> None:
     assert f"{sum(KEEP) / 4:.0f} → 4" in table
     assert json.loads(json.dumps(found.to_dict()))["rows"][1]["keep"] == list(KEEP)
     before = dict(matplotlib.rcParams)
-    picture = Image.open(found.save(tmp_path / "new" / "curve.png")).convert("L")
+    path = found.save(tmp_path / "new" / "curve.png")
     assert dict(matplotlib.rcParams) == before
+    with files_limited_to(100), pytest.raises(OSError, match="File too large"):
+        found.save(path)
+    picture = Image.open(path).convert("L")  # still whole
     assert len(set(picture.tobytes())) > 2  # not blank
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from visualtokens.bench import Spread, peak_memory
 from visualtokens.bench.comparison import align
 from visualtokens.errors import UserError
+from visualtokens.files import write_atomically
 from visualtokens.modes import eval_mode
 from visualtokens.reduce.blocks import transformer
 from visualtokens.reduce.schedule import Keep, Schedule, macs
@@ -230,7 +231,8 @@ def _plot(found: Tradeoff, path: Path) -> Path:
         color=TEXT,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    kind = path.suffix.lower().removeprefix(".")
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format=kind))
     return path
 
 
