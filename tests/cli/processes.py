@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 VTOK = str(Path(sys.executable).with_name("vtok"))
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "90"}
+# Python buffers stdout unless it is told otherwise.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "90", "PYTHONUNBUFFERED": ""}
 
 
 def start(

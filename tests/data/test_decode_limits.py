@@ -73,6 +73,18 @@ def test_the_limit_is_adjustable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         create_loader(open_dataset("digits", "val"), PREPROCESS, batch=4, train=False, workers=1)
 
 
+def test_the_limit_applies_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split, side in (("train", 4), ("train", 20), ("val", 4)):
+        (tmp_path / split / "a").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (side, 10)).save(tmp_path / split / "a" / f"{side}.png")
+    monkeypatch.setenv("VTOK_MAX_PIXELS", "199")
+    dataset = open_dataset(f"folder:{tmp_path}", "train")
+    (batch,) = create_loader(dataset, PREPROCESS, batch=2, train=False, workers=1)
+    assert len(batch.images) == 1
+    assert [Path(bad.path).name for bad in batch.bad] == ["20.png"]
+    assert "raise the limit with VTOK_MAX_PIXELS=200" in batch.bad[0].reason
+
+
 @pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
 def test_a_raised_limit_replaces_that_of_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a thread, and Pillow's own is the same afterwards."""

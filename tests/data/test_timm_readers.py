@@ -190,6 +190,24 @@ def test_an_info_file_of_another_kind_is_rejected(tmp_path: Path, content: bytes
         open_dataset(spec, "val")
 
 
+@pytest.mark.parametrize("root", ["pipe:touch {}", "pipe:a; touch {}", "http://127.0.0.1:9/'; touch {};'"])
+def test_no_command_of_a_location_is_run(tmp_path: Path, root: str) -> None:
+    """webdataset runs a location that starts with ``pipe:``, and opens others through a shell."""
+    made = tmp_path / "made"
+    with pytest.raises(UserError, match="is not opened"):
+        open_dataset(f"wds:{root.format(made)}", "train")
+    assert not made.exists()
+
+
+def test_no_command_of_a_shard_name_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = dict(name="train", num_samples=1, shard_lengths=[1], filenames=[f"'; touch {tmp_path}/made; '"])
+    info = {"splits": {"train": split}, "num_classes": 2}
+    monkeypatch.setattr("visualtokens.data.timm_readers._read_info", lambda root: ("_info.json", info))
+    with pytest.raises(UserError, match="is not opened"):
+        open_dataset("wds:http://127.0.0.1:9", "train")
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_folder_without_info_file_is_rejected(tmp_path: Path) -> None:
     pytest.importorskip("webdataset")
     with pytest.raises(UserError, match=r"has no _info\.json"):

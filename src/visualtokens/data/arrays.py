@@ -119,6 +119,7 @@ def _read(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> NDArray[np.gene
 def _check_size(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> None:
     """Raise if an array is too large, or if its header describes another size than the archive."""
     archive = arrays.zip
+    assert archive is not None  # it is open
     entry = archive.getinfo(key if key in archive.namelist() else f"{key}.npy")  # as NumPy looks it up
     stored = min(entry.compress_size, file.stat().st_size)
     limit = max(SMALL_ARRAY_BYTES, min(MAX_ARRAY_BYTES, MAX_EXPANSION * stored))

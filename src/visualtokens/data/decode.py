@@ -30,8 +30,8 @@ MASK_EXTENSIONS = frozenset((".png", ".bmp", ".tif", ".tiff", ".pgm"))
 MASK_MODES = ("L", "P", "1", "I;16", "I;16B", "I;16L", "I")  # one number per pixel
 MAX_PIXELS = 64_000_000  # of an image that is decoded, unless the environment variable below is set
 MAX_PIXELS_VARIABLE = "VTOK_MAX_PIXELS"
-# Some decoders read the whole file into memory; 16 bits in four channels take 8 bytes per pixel.
-MAX_FILE_BYTES_PER_PIXEL, MAX_METADATA_BYTES = 16, 64_000_000
+# Some decoders read the whole file into memory. 16 bits in four channels take 8 bytes per pixel.
+MAX_FILE_BYTES_PER_PIXEL, MAX_METADATA_BYTES = 8, 64_000_000
 TILE = 512  # side of the parts in which an image is converted, which bounds the memory for copies
 
 # Raised by Pillow for damaged files; found by flipping and cutting bytes of every format above. OSError and

@@ -37,6 +37,7 @@ from visualtokens.data.decode import BadImage, decode_image
 from visualtokens.errors import UserError
 from visualtokens.files import one_line
 
+REMOTE = ("http", "https", "s3", "gs")
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
 SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "test")}  # in order of preference
 MAX_FILE_BYTES = 2**29  # of a file in a shard; 64 megapixels of 16-bit RGB take 384 MB
@@ -62,12 +63,17 @@ class TarShards(ImageStream):
         check_split(split)
         self.spec = f"wds:{root}"
         self.root = os.path.expanduser(root.removeprefix("file://").removeprefix("file:"))
+        if not _is_local(self.root):
+            _check_remote(self.root)
         file, info = _read_info(self.root)
         self.classes = _shard_classes(info, file)
         self.split, self.files, self.lengths = _shard_split(info, split, file)
         if _is_local(self.root):
             for name in self.files:
                 _check_archive(os.path.join(self.root, name))
+        else:
+            for name in self.files:
+                _check_remote(f"{self.root}/{name}")
 
     def __len__(self) -> int:
         return sum(self.lengths)
@@ -154,6 +160,15 @@ def _tar_files(url: str) -> Iterator[dict[str, Any]]:
 
 def _is_local(root: str) -> bool:
     return not urlparse(root).scheme
+
+
+def _check_remote(url: str) -> None:
+    """Raise unless the URL is safe: webdataset hands it to a shell, and runs what follows ``pipe:``."""
+    if urlparse(url).scheme not in REMOTE or not re.fullmatch(r"[\w.:/@%+=~-]+", url, re.ASCII):
+        raise UserError(
+            f"{brief(url)} is not opened: shards are read from folders or from {', '.join(REMOTE)} addresses "
+            "of letters, digits and ._-/:@%+=~"
+        )
 
 
 def _check_archive(path: str) -> None:
