@@ -15,12 +15,16 @@ from pathlib import Path
 # milliseconds, which takes the processor from the threads that are waited for when other processes compute;
 # see benchmarks/busy.py.
 SPIN_COUNT = 100_000
+running = False  # whether this process is the command; `visualtokens` then imports only what a verb needs
 MOUNT = Path("/sys/fs/cgroup")
 
 
 def main() -> int:
     """Run ``vtok`` with the arguments of this process; return the exit code."""
+    global running
     configure_threads(os.environ)
+    running = True
+    sys.modules.setdefault("vtok", sys.modules[__name__])  # also as `python -m vtok`
     from visualtokens.cli import main
 
     return main()

@@ -1,4 +1,4 @@
-"""The threads of ``vtok``: bounded spinning, and the CPU quota of the container."""
+"""The start of ``vtok``: what it imports, bounded spinning, and the CPU quota of the container."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import vtok
+from visualtokens.cli.app import VERBS
 
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")  # version 1
 
@@ -54,6 +55,37 @@ def test_importing_the_library_changes_no_settings_of_the_process():
         "import visualtokens, visualtokens.cli; "
         "assert before == (dict(os.environ), torch.get_num_threads(), torch.initial_seed())"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("", 0),
+        ("--help", 0),
+        ("--version", 0),
+        *((f"{verb} --help", 0) for verb in VERBS),
+        ("trian", 2),
+        ("train --modle resnet18", 2),
+        ("train --model a --data b --out c --epochs many", 2),
+        ("predict --checkpoint", 2),
+    ],
+)
+def test_help_and_argument_errors_import_no_torch(arguments: str, code: int):
+    out = run(
+        f"import contextlib, io, sys, vtok; sys.argv = ['vtok', *{arguments.split()}]\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n    code = vtok.main()\n"
+        "print(code, *sorted({'torch', 'timm', 'torchvision', 'matplotlib', 'sklearn'} & set(sys.modules)))"
+    )
+    assert out == str(code)
+
+
+def test_models_are_registered_with_timm_by_an_import():
+    run("import visualtokens, timm; assert timm.is_model('paca_vit_nano') and timm.is_model('reduced_vit')")
+
+
+def test_a_verb_knows_the_models():
+    code = "import sys, vtok; sys.argv = ['vtok', 'models', 'nano']; sys.exit(vtok.main())"
+    assert "paca_vit_nano" in run(code)
 
 
 def group(folder: Path, **files: str) -> None:

@@ -1,33 +1,22 @@
 """Vision transformers that see an image as a few meaningful tokens instead of a grid of patches."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
 
-from visualtokens.converters import Converted, convert
-from visualtokens.explain import Explanation
-from visualtokens.grouping import Grouping, Tap, record_groupings
-from visualtokens.models import add_vt_stage, create_model, list_models
-from visualtokens.ops import set_checks
-from visualtokens.reduce import restore, unmerge
-from visualtokens.surgery import fuse, set_clusters, unfuse
+from visualtokens.lazy import lazy_names
 
-if TYPE_CHECKING:  # at run time these two are packages that can be called
+if TYPE_CHECKING:
     from visualtokens.checkpoint import load
-    from visualtokens.explain import explain
-    from visualtokens.reduce import plan, reduce
+    from visualtokens.converters import Converted, convert
+    from visualtokens.explain import Explanation, explain
+    from visualtokens.grouping import Grouping, Tap, record_groupings
+    from visualtokens.models import add_vt_stage, create_model, list_models
+    from visualtokens.ops import set_checks
+    from visualtokens.reduce import plan, reduce, restore, unmerge
+    from visualtokens.surgery import fuse, set_clusters, unfuse
     from visualtokens.tasks import detect, segment
-else:
-    from visualtokens import explain, reduce
 
 __version__ = "0.1.0"
-
-# Imported on first use, because they bring in more than most programs need.
-_LAZY = {
-    "detect": "visualtokens.tasks.detect",
-    "load": "visualtokens.checkpoint:load",
-    "plan": "visualtokens.tune.planning:plan",
-    "segment": "visualtokens.tasks.segment",
-}
 
 __all__ = [
     "Converted",
@@ -53,14 +42,41 @@ __all__ = [
     "unmerge",
 ]
 
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Converted": "visualtokens.converters:",
+        "Explanation": "visualtokens.explain:",
+        "Grouping": "visualtokens.grouping:",
+        "Tap": "visualtokens.grouping:",
+        "add_vt_stage": "visualtokens.models:",
+        "convert": "visualtokens.converters:",
+        "create_model": "visualtokens.models:",
+        "detect": "visualtokens.tasks.detect",
+        "explain": "visualtokens.explain",
+        "fuse": "visualtokens.surgery:",
+        "list_models": "visualtokens.models:",
+        "load": "visualtokens.checkpoint:",
+        "plan": "visualtokens.tune.planning:",
+        "record_groupings": "visualtokens.grouping:",
+        "reduce": "visualtokens.reduce",
+        "restore": "visualtokens.reduce:",
+        "segment": "visualtokens.tasks.segment",
+        "set_checks": "visualtokens.ops:",
+        "set_clusters": "visualtokens.surgery:",
+        "unfuse": "visualtokens.surgery:",
+        "unmerge": "visualtokens.reduce:",
+    },
+)
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, member = _LAZY[name].partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, member) if member else found
+
+def register_models() -> None:
+    """Register the models of this library with timm."""
+    import visualtokens.models
+    import visualtokens.reduce.trainable  # noqa: F401
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+# timm must know the models of a program that imports this library. The command `vtok` registers them when it
+# runs a verb: its help and its error messages need neither timm nor torch.
+if not getattr(sys.modules.get("vtok"), "running", False):
+    register_models()

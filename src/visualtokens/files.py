@@ -16,14 +16,14 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 from visualtokens.errors import UserError
+
+if TYPE_CHECKING:  # torch is imported where it is used: the help of the command line imports this module
+    from torch import Tensor, nn
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -120,6 +120,9 @@ _DAMAGED: tuple[type[Exception], ...] = (
 
 def read_tensors(path: Path) -> dict[str, Any]:
     """Return the content of a .safetensors file, or of a .pth file of tensors. Runs no pickled code."""
+    import torch
+    from safetensors.torch import load_file
+
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -148,6 +151,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], file: Path, ar
 
 def check_finite(weights: Mapping[str, Tensor], source: object) -> None:
     """Raise :class:`UserError` for the first tensor that holds NaN or infinity."""
+    import torch
+
     for name, weight in weights.items():
         if not weight.is_floating_point() or weight.is_meta or not weight.numel():
             continue
@@ -195,6 +200,8 @@ def one_line(error: Exception) -> str:
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
     """Write a safetensors file that everyone with access to the folder can read."""
+    from safetensors.torch import save_file
+
     path.touch()
     mode = path.stat().st_mode
     save_file(weights, path, metadata={"format": "pt"})
@@ -207,6 +214,8 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 def contiguous_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of the weights on the CPU, each contiguous and in its own memory, for safetensors."""
+    import torch
+
     weights = model.state_dict().items()
     return {name: w.detach().cpu().clone(memory_format=torch.contiguous_format) for name, w in weights}
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+import visualtokens
 from visualtokens.cli import terminal
 from visualtokens.cli.verb import Failure, Stream, Verb
 from visualtokens.errors import UserError, unknown
@@ -68,9 +69,7 @@ def _dispatch(arguments: list[str]) -> int:
         terminal.write(_usage())
         return 0
     if name == "--version":
-        from visualtokens import __version__
-
-        terminal.write(f"visualtokens {__version__}\n")
+        terminal.write(f"visualtokens {visualtokens.__version__}\n")
         return 0
     if name not in VERBS:
         raise unknown("option" if name.startswith("-") else "verb", name, [*VERBS, "--help", "--version"])
@@ -85,6 +84,7 @@ def _run(name: str, arguments: list[str]) -> int:
         config, as_json = parse(name, VERBS[name], verb, arguments)
     except SystemExit as finished:  # after --help or --print_config
         return int(finished.code or 0)
+    visualtokens.register_models()
     with terminal.log_to_stderr():
         result = verb.run(config)
         if isinstance(result, Stream):

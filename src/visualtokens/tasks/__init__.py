@@ -1,15 +1,20 @@
 """What a model learns: classify, segment, detect, and tasks registered elsewhere."""
 
-from visualtokens.tasks.options import TaskOptions
-from visualtokens.tasks.task import (
-    Checkpoint,
-    Evaluation,
-    Prediction,
-    Task,
-    Training,
-    get_task,
-    register_task,
-)
+from typing import TYPE_CHECKING
+
+from visualtokens.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from visualtokens.tasks.options import TaskOptions
+    from visualtokens.tasks.task import (
+        Checkpoint,
+        Evaluation,
+        Prediction,
+        Task,
+        Training,
+        get_task,
+        register_task,
+    )
 
 __all__ = [
     "Checkpoint",
@@ -21,3 +26,8 @@ __all__ = [
     "get_task",
     "register_task",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {name: "visualtokens.tasks.task:" for name in __all__} | {"TaskOptions": "visualtokens.tasks.options:"},
+)
