@@ -123,7 +123,7 @@ def test_unreadable_samples_are_named(tmp_path: Path) -> None:
         (lambda info: info.pop("splits"), 'has no "splits"'),
         (lambda info: info.update(splits=[]), 'has no "splits"'),
         (lambda info: info["splits"].update(val=[3]), r"split 'val' is \[3\], not an object"),
-        (lambda info: info["splits"].pop("val"), "has no val split, only train"),
+        (lambda info: info["splits"].pop("val"), "has no val split, only 'train'"),
         (lambda info: info.update(classes="ab"), "classes are 'ab'; expected a list of names"),
         (lambda info: info.update(classes=["a", 3]), r"classes are \['a', 3\]"),
         (lambda info: info.update(classes=[]), "has 0 classes"),

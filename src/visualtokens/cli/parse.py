@@ -20,6 +20,8 @@ from visualtokens.cli.verb import Verb
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.options import default_of
 
+MAX_MESSAGE = 500  # characters; values in a message may be long
+
 
 def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tuple[Any, bool]:
     """Return the configuration of the verb, and whether JSON output is wanted.
@@ -27,6 +29,14 @@ def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tupl
     ``--help`` and ``--print_config`` print and raise ``SystemExit(0)``. Arguments that cannot be parsed
     raise a one-line :class:`UserError`.
     """
+    try:
+        return _parse(name, purpose, verb, arguments)
+    except UserError as error:
+        text = " ".join(str(error).split())
+        raise UserError(text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…") from error
+
+
+def _parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tuple[Any, bool]:
     fields = dataclasses.fields(verb.config)
     types = get_type_hints(verb.config)
     hints = {_spelled(field): types[field.name] for field in fields}
@@ -43,7 +53,14 @@ def parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tupl
     absent = [_spelled(field) for field in fields if _is_required(field) and not given.get(field.name)]
     if absent:
         raise missing(absent, positional=verb.positional)
+    for field in fields:
+        if field.name in given and given[field.name] is None and not _takes_none(types[field.name]):
+            raise UserError(f"--{_spelled(field)} must have a value, not null; leave it out for its default")
     return verb.config(**given), values["json"]
+
+
+def _takes_none(hint: Any) -> bool:
+    return hint is Any or hint is NoneType or any(map(_takes_none, get_args(hint)))
 
 
 def _parser(name: str, purpose: str, verb: Verb, hints: dict[str, Any]) -> ArgumentParser:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from visualtokens.data.base import MAX_CLASSES, ImageDataset, Split, check_class_count, check_split
 from visualtokens.errors import UserError
+from visualtokens.files import one_line
 
 # Array names in use, in order of preference; validation images are preferred to test images.
 KEYS = {
@@ -111,9 +112,11 @@ def _read(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> NDArray[np.gene
     except UserError:
         raise
     except ValueError as error:  # raised by NumPy for pickled objects
-        raise UserError(f"{file}:{key} cannot be read ({error}); store plain numbers or strings") from error
+        raise UserError(
+            f"{file}:{key} cannot be read ({one_line(error)}); store plain numbers or strings"
+        ) from error
     except DAMAGE as error:
-        raise UserError(f"{file}:{key} is damaged ({error}); make the file again") from error
+        raise UserError(f"{file}:{key} is damaged ({one_line(error)}); make the file again") from error
 
 
 def _check_size(arrays: np.lib.npyio.NpzFile, key: str, file: Path) -> None:

@@ -246,7 +246,7 @@ def _check_annotation(
     image, category = record.get("image_id"), record.get("category_id")
 
     def wrong(field: str, why: str) -> BadAnnotation:
-        return BadAnnotation(file, str(image), field, f"{why} (annotation {brief(record.get('id'))})")
+        return BadAnnotation(file, brief(image), field, f"{why} (annotation {brief(record.get('id'))})")
 
     if not is_int(image) or image not in images:
         raise wrong("image_id", f"there is no image {brief(image)} in the file")

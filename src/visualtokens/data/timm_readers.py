@@ -188,7 +188,7 @@ def _check_regular(path: str, what: str) -> None:
     try:
         status = os.stat(path)
     except OSError as error:
-        raise UserError(f"{path}, {what}, cannot be opened: {error.strerror}") from error
+        raise UserError(f"{path[:200]}, {what}, cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path}, {what}, is not a regular file")
     if status.st_size == 0:
@@ -227,7 +227,9 @@ def _shard_split(info: dict[str, Any], split: Split, file: str) -> tuple[str, li
     splits = info["splits"]
     name = next((name for name in SPLIT_NAMES[split] if name in splits), None)
     if name is None:
-        raise UserError(f"{file} has no {split} split, only {', '.join(list(splits)[:5]) or 'none'}")
+        raise UserError(
+            f"{file} has no {split} split, only {', '.join(map(brief, list(splits)[:5])) or 'none'}"
+        )
     described = splits[name]
     if not isinstance(described, dict):
         raise UserError(f"{file}: split {name!r} is {brief(described)}, not an object with fields")
