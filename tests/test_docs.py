@@ -114,6 +114,8 @@ def check_pip(install: str, package: str) -> None:
 
 
 def check_python(script: str, *arguments: str) -> None:
+    if script == "-m":
+        script = f"{arguments[0].replace('.', '/')}.py"
     assert (ROOT / script).is_file()
 
 
