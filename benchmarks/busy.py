@@ -40,7 +40,7 @@ from vtok import SPIN_COUNT
 SETTINGS: dict[str, dict[str, str]] = {
     "default": {},
     "vtok": {"GOMP_SPINCOUNT": str(SPIN_COUNT)},
-    "spin 10,000": {"GOMP_SPINCOUNT": "10000"},
+    **{f"spin {count:,}": {"GOMP_SPINCOUNT": str(count)} for count in (1000, 3000, 10_000, 30_000)},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
     "1 thread": {"OMP_NUM_THREADS": "1"},
 }
@@ -70,7 +70,9 @@ def prediction() -> Callable[[], object]:
 
 def reduction() -> Callable[[], object]:
     """DeiT-S with weighted k-medoids on 8 images of 224²."""
-    model = visualtokens.reduce(timm.create_model("deit_small_patch16_224"), keep="deit_small/3").eval()
+    model = visualtokens.reduce(
+        timm.create_model("deit_small_patch16_224"), "weighted_kmedoids", keep="deit_small/3"
+    ).eval()
     images = torch.randn(8, 3, 224, 224)
     return lambda: model(images)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 # A thread that waits for the others spins this often before it sleeps. By default libgomp spins for
 # milliseconds, which takes the processor from the threads that are waited for when other processes compute;
 # see benchmarks/busy.py.
-SPIN_COUNT = 100_000
+SPIN_COUNT = 2_000
 running = False  # whether this process is the command; `visualtokens` then imports only what a verb needs
 MOUNT = Path("/sys/fs/cgroup")
 

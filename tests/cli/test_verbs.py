@@ -17,6 +17,7 @@ import visualtokens
 from visualtokens.cli import models
 from visualtokens.cli.verb import Result, Verb
 from visualtokens.data import Batch
+from visualtokens.explain.importance import TIE
 from visualtokens.train.step import Learner, StepResult
 
 Vtok = Callable[..., tuple[int, str, str]]
@@ -105,7 +106,8 @@ def test_explain_saves_a_page(vtok: Vtok, checkpoint: Path, folder: Path, tmp_pa
     document = json.loads(vtok(*arguments, "--save", page, "--json")[1])
     assert document["target"] == "7"
     assert len(document["clusters"]) == 16
-    assert document["clusters"][0]["importance"] == max(c["importance"] for c in document["clusters"])
+    importances = [cluster["importance"] for cluster in document["clusters"]]
+    assert max(importances) - importances[0] < TIE  # of tied clusters, the one of lowest entropy is first
     code, _, err = vtok("explain", folder / "broken.png", "--checkpoint", checkpoint)
     assert code == 2
     assert "broken.png: not an image" in err
