@@ -85,12 +85,6 @@ FAST_PATHS: dict[str, FastPath] = {
         {"visualtokens.models.stvit:Stage.images_per_chunk": lambda _, x: x.shape[0]},
         cases=((1, 224), (8, 224), (32, 224)),
     ),
-    "attention_chunks": FastPath(
-        "explicit attention weights of weighted_kmedoids for a few images at a time",
-        functools.partial(reduced, "weighted_kmedoids"),
-        {"visualtokens.reduce.attention:_chunk_pays_off": lambda _: False},
-        cases=((1, 224), (8, 224), (32, 224)),
-    ),
     "open_attention": FastPath(
         "explicit attention weights only in blocks where the pool needs them; kmedoids needs none",
         functools.partial(reduced, "kmedoids"),

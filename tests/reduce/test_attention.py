@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.reduce.helpers import randn
-from visualtokens.reduce import attention as module_under_test
-from visualtokens.reduce.attention import attend_with_weights, attend_with_weights_chunked, attention
+from visualtokens.reduce.attention import attention
 from visualtokens.reduce.methods import KEYS, NOTHING, SIGNIFICANCE
 
 DIM, HEADS, N, PREFIX = 24, 4, 9, 1
@@ -73,18 +72,6 @@ def test_output_equals_timm(name: str, needs: Any) -> None:
         assert_close(out, module(X, **options), **CLOSE)
         assert (significance is not None) == ("significance" in needs)
         assert (keys is not None) == ("keys" in needs)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("biased", [False, True])
-def test_chunked_equals_plain(biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = (randn(5, HEADS, N, 6, seed=i) for i in range(3))
-    bias = randn(5, N - PREFIX, seed=9) if biased else None
-    expected = attend_with_weights(q, k, v, bias, 0.4, nn.Identity())
-    for images in (1, 2):
-        monkeypatch.setattr(module_under_test, "CACHED_WEIGHTS", images * HEADS * N**2)
-        got = attend_with_weights_chunked(q, k, v, bias, 0.4, nn.Identity())
-        assert_close(got, expected, **CLOSE)
 
 
 def test_significance_is_the_attention_received() -> None:

@@ -23,8 +23,6 @@ Attended = tuple[Tensor, Tensor | None, Tensor | None]
 # Compared by forward: a subclass that overrides it computes something else.
 SUPPORTED = {kind.forward for kind in (Attention, AttentionRope, EvaAttention)}
 
-CACHED_WEIGHTS = 2**18  # attention weights that fit into the cache of one CPU core: 1 MB in float32
-
 
 def is_supported(attn: nn.Module) -> bool:
     """Whether :func:`attention` computes the same as this module."""
@@ -61,9 +59,7 @@ def attention(
         q, scale = q * scale, 1.0
     received = None
     if "significance" in needs:
-        chunked = _chunk_pays_off(q)
-        attend_open = attend_with_weights_chunked if chunked else attend_with_weights
-        out, received = attend_open(q, k, v, bias, scale, module.attn_drop)
+        out, received = attend_with_weights(q, k, v, bias, scale, module.attn_drop)
     elif module.training and module.attn_drop.p > 0:
         out, _ = attend_with_weights(q, k, v, bias, scale, module.attn_drop)
     else:
@@ -86,32 +82,6 @@ def attend_with_weights(
     weights = logits.softmax(3)
     out = torch.bmm(dropout(weights).flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
     return out.view(*q.shape[:3], v.shape[3]), significance(weights)
-
-
-def attend_with_weights_chunked(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: nn.Module
-) -> tuple[Tensor, Tensor]:
-    """:func:`attend_with_weights` for a few images at a time, so that their weights stay in the cache."""
-    step = _chunk(q)
-    chunks = [slice(i, i + step) for i in range(0, len(q), step)]
-    pairs = [
-        attend_with_weights(q[c], k[c], v[c], None if bias is None else bias[c], scale, dropout)
-        for c in chunks
-    ]
-    outs, received = zip(*pairs, strict=True)
-    return torch.cat(outs), torch.cat(received)
-
-
-def _chunk(q: Tensor) -> int:
-    """How many images' attention weights fit into the cache."""
-    _, heads, n, _ = q.shape
-    return max(1, CACHED_WEIGHTS // (heads * n**2))
-
-
-def _chunk_pays_off(q: Tensor) -> bool:
-    """Only on a CPU, and only if neither autograd nor a compiler keeps the weights anyway."""
-    kept = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    return len(q) > _chunk(q) and q.device.type == "cpu" and not kept
 
 
 def _timm_attention(attn: nn.Module, x: Tensor, bias: Tensor | None, rope: Tensor | None) -> Tensor:
