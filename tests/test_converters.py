@@ -125,7 +125,7 @@ def test_checkpoints_of_training_scripts(wrapper: str) -> None:
 
 def test_other_or_no_classifier() -> None:
     backbone = {name: t for name, t in names_only().items() if not name.startswith("head")}
-    head = {"head.weight": torch.empty(10, 384), "head.bias": torch.empty(10)}
+    head = {"head.weight": torch.zeros(10, 384), "head.bias": torch.zeros(10)}
     found = convert(backbone | head, "paca")
     assert (found.classes, found.complete) == (10, True)
     found = convert(backbone, "paca")
@@ -134,10 +134,10 @@ def test_other_or_no_classifier() -> None:
 
 def test_differences_are_listed() -> None:
     released = names_only()
-    released["stage1.0.attn.relative.table"] = torch.empty(3)
+    released["stage1.0.attn.relative.table"] = torch.zeros(3)
     del released["stage1.1.attn.v.weight"]  # a key without its value
     del released["norm2.bias"]
-    released["stage3.0.mlp.fc1.bias"] = torch.empty(7)
+    released["stage3.0.mlp.fc1.bias"] = torch.zeros(7)
     found = convert(released, "paca")
     assert not found.complete
     assert found.unknown == ["stage1.0.attn.relative.table", "stage1.1.attn.k.weight"]

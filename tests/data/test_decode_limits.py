@@ -217,7 +217,7 @@ def test_memory_per_pixel(tmp_path: Path) -> None:
         ("la.png", "LA", {}, 7),
         ("palette.png", "P", {"transparency": 0}, 7),
         ("deep.png", "I;16", {}, 5),
-        ("deep.pgm", "I", {}, 5),
+        ("deep.pgm", "I", {}, 6),
         ("mask.png", "L", {}, 2),
         ("deep_mask.png", "I;16", {}, 4),
     ]:
@@ -226,7 +226,7 @@ def test_memory_per_pixel(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PEAKS, tmp_path / "small.png", *most]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peaks = map(int, done.stdout.split())
-    spare = 16_000_000  # for tiles and for the buffers of decoders
+    spare = 20_000_000  # for tiles and for the buffers of decoders
     for path, peak in zip(most, peaks, strict=True):
         assert peak <= most[path] * side**2 + spare, f"{path.name}: {peak / side**2:.1f} bytes per pixel"
         assert peak > most[path] * side**2 / 2, f"{path.name}: not measured"
