@@ -239,6 +239,6 @@ def test_invalid_arguments() -> None:
     with pytest.raises(UserError, match="unknown family of checkpoints 'pacca'; did you mean 'paca'"):
         convert(names_only(), "pacca")
     with pytest.raises(UserError, match="not a checkpoint of 'paca': its names, such as 'layer1"):
-        convert({"layer1.weight": torch.empty(2)}, "paca")
+        convert({"layer1.weight": torch.zeros(2)}, "paca")
     with pytest.raises(UserError, match="no tensors in the checkpoint, only 'epoch'"):
         convert({"epoch": 3}, "paca")
