@@ -1,4 +1,4 @@
-"""Converts released checkpoints of PaCa-ViT and STViT, and of timm models, to checkpoints of this library."""
+"""Converts released PaCa-ViT and STViT checkpoints, and timm checkpoints, to those of this library."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import pickle
 import re
@@ -196,6 +197,15 @@ def one_line(error: Exception) -> str:
 
 
 # Writing a checkpoint.
+
+
+def json_ready(value: Any) -> Any:
+    """Return the value with None for numbers that are not finite, which JSON lacks, also nested ones."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: json_ready(item) for key, item in value.items()}
+    return [json_ready(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:

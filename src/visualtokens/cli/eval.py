@@ -8,15 +8,8 @@ from typing import Literal
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
 from visualtokens.cli.verb import Result, Verb, options_of_task
 
-COMMON = (
-    "checkpoint",
-    "data",
-    "split",
-    "batch",
-    "size",
-    "workers",
-    "device",
-)  # the others depend on the task
+# The other options depend on the task.
+COMMON = ("checkpoint", "data", "split", "batch", "size", "workers", "device")
 
 
 @dataclass(frozen=True, kw_only=True)

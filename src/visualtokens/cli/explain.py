@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from visualtokens.cli.output import refuse_overwriting, unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
 from visualtokens.cli.terminal import write_error
 from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
-from visualtokens.files import CONFIG, WEIGHTS, write_atomically
+from visualtokens.files import write_atomically
 from visualtokens.tables import printable, table
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _explained_files(config: ExplainConfig) -> Iterator[Path]:
     from visualtokens.explain.gallery import find_files
 
     image = Path(config.image)
-    yield from (Path(config.checkpoint, name) for name in (CONFIG, WEIGHTS))
+    yield from checkpoint_files(config.checkpoint)
     yield from (file for file in find_files(image) if file.suffix != ".html") if image.is_dir() else [image]
 
 
@@ -125,6 +125,19 @@ def _target(config: ExplainConfig, classes: list[str]) -> int | None:
     return classes.index(str(config.target))
 
 
+def _options(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> dict[str, Any]:
+    """Return the arguments that ``explain`` and ``explain_folder`` share."""
+    return dict(
+        preprocess=checkpoint.preprocess,
+        target=target,
+        layer=config.layer,
+        top=config.top,
+        of=config.of,
+        batch=config.batch,
+        classes=checkpoint.classes,
+    )
+
+
 def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
     from visualtokens.data import read_image
     from visualtokens.explain import explain
@@ -133,13 +146,7 @@ def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | 
     explanation = explain(
         checkpoint.model,
         read_image(config.image),
-        preprocess=checkpoint.preprocess,
-        target=target,
-        layer=config.layer,
-        top=config.top,
-        of=config.of,
-        batch=config.batch,
-        classes=checkpoint.classes,
+        **_options(config, checkpoint, target),
         truth=class_of(Path(config.image), checkpoint.classes),
     )
     saved = explanation.save(config.save or PAGE)
@@ -217,7 +224,7 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
 
 def _measured_files(config: ExplainConfig, dataset: ImageDataset) -> Iterator[str | Path]:
     """Yield the input files."""
-    yield from (Path(config.checkpoint, name) for name in (CONFIG, WEIGHTS))
+    yield from checkpoint_files(config.checkpoint)
     yield from map(dataset.path, range(len(dataset)))
     if config.masks:
         yield from Path(config.masks).rglob("*")
@@ -261,13 +268,7 @@ def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int |
         gallery = explain_folder(
             checkpoint.model,
             config.image,
-            preprocess=checkpoint.preprocess,
-            target=target,
-            layer=config.layer,
-            top=config.top,
-            of=config.of,
-            batch=config.batch,
-            classes=checkpoint.classes,
+            **_options(config, checkpoint, target),
             stop=stop.__bool__,
         )
     saved = gallery.write(save)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visualtokens.errors import UserError
+from visualtokens.files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage
@@ -29,6 +30,11 @@ def warn_unreadable(unreadable: Sequence[BadImage]) -> None:
 
 def unreadable_as_json(unreadable: Sequence[BadImage]) -> list[dict[str, str]]:
     return [{"path": bad.path, "reason": bad.reason} for bad in unreadable]
+
+
+def checkpoint_files(folder: str) -> list[Path]:
+    """Return the files of a checkpoint that a verb reads."""
+    return [Path(folder, name) for name in (CONFIG, WEIGHTS)]
 
 
 def refuse_overwriting(outputs: Iterable[Path], inputs: Iterable[str | Path]) -> None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visualtokens.cli.output import refuse_overwriting
+from visualtokens.cli.output import checkpoint_files, refuse_overwriting
 from visualtokens.cli.stream import for_each_image, unique_names
 from visualtokens.cli.verb import Stream, Verb, options_of_task
-from visualtokens.files import CONFIG, WEIGHTS
 from visualtokens.tables import printable
 
 if TYPE_CHECKING:
@@ -60,8 +59,7 @@ def run(config: PredictConfig) -> Stream:
     options = options_of_task(config, task, common=COMMON, own=own)
     out = Path(options.pop("out", "predictions"))
     pictures = (out / f"{name}_{kind}.png" for name in unique_names(config.images) for kind in task.pictures)
-    own_files = [Path(config.checkpoint, name) for name in (CONFIG, WEIGHTS)]
-    refuse_overwriting(pictures, [*config.images, *own_files])
+    refuse_overwriting(pictures, [*config.images, *checkpoint_files(config.checkpoint)])
 
     def describe(image: Image.Image, path: str, name: str) -> tuple[str, dict[str, Any]]:
         prediction = checkpoint.predict(image, **options)

@@ -9,10 +9,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from visualtokens.cli.bench import parse_size
-from visualtokens.cli.output import refuse_overwriting, unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
 from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
-from visualtokens.files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -236,7 +235,7 @@ def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.M
 
 def _input_files(config: ReduceConfig, dataset: ImageDataset | None) -> Iterator[str | Path]:
     """Yield the files that are read."""
-    yield from (Path(config.model, name) for name in (CONFIG, WEIGHTS))
+    yield from checkpoint_files(config.model)
     if config.weights is not None:
         yield config.weights
     if dataset is not None:

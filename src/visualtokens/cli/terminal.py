@@ -6,12 +6,12 @@ import contextlib
 import io
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from visualtokens.files import json_ready
 from visualtokens.tables import printable
 
 
@@ -47,15 +47,7 @@ def discard_if_unwritable() -> None:
 
 def to_json(document: Any) -> str:
     """Return strict JSON in ASCII; numbers that are not finite, which JSON lacks, become null."""
-    return json.dumps(_strict(document), indent=2)
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return json.dumps(json_ready(document), indent=2)
 
 
 @contextlib.contextmanager

@@ -4,11 +4,11 @@
 >>> visualtokens.restore(model)
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import visualtokens.reduce.trainable  # noqa: F401  registers reduced_vit with timm
 from visualtokens.callable_package import make_callable
+from visualtokens.lazy import lazy_names
 from visualtokens.reduce.forward import Tokens, forward_tokens
 from visualtokens.reduce.methods import METHODS, Place, Pool, Pooled, Seen, register_method
 from visualtokens.reduce.reduction import Reduction, reduce, restore
@@ -40,13 +40,10 @@ __all__ = [
     "unmerge",
 ]
 
-_TUNING = ("Plan", "plan")  # imported on first use: plain reduction does not need the benchmarking modules
-
-
-def __getattr__(name: str) -> Any:
-    if name in _TUNING:
-        return getattr(importlib.import_module("visualtokens.tune.planning"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Plain reduction does not need the benchmarking modules.
+__getattr__, _ = lazy_names(
+    __name__, {"Plan": "visualtokens.tune.planning:", "plan": "visualtokens.tune.planning:"}
+)
 
 
 def __dir__() -> list[str]:

@@ -32,7 +32,7 @@ MAX_NAME = 1_000  # characters of the name of a class
 MAX_ARGUMENT = 64  # characters of the name of an argument
 SPARE_TENSORS, SPARE_VALUES = 20_000, 300_000_000  # a model may have besides four times its weights
 
-# The arguments of timm's builders, which fetch weights or change what is built, rather than those of a model.
+# Arguments of timm.create_model itself, not of a model: they fetch weights or change what is built.
 BUILDER_ARGS = frozenset(
     {*inspect.signature(timm.create_model).parameters, *inspect.signature(build_model_with_cfg).parameters}
     | {"features_only", "feature_cls", "pruned", "device", "dtype"}

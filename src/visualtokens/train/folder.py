@@ -24,6 +24,7 @@ from visualtokens.files import (
     remove_leftovers,
     saving,
     write_atomically,
+    write_config,
 )
 from visualtokens.train.config import TrainConfig
 from visualtokens.train.distributed import restarts
@@ -167,8 +168,7 @@ def _clear(out: Path) -> None:
 
 
 def _write_options(config: TrainConfig) -> None:
-    text = json.dumps(asdict(config), indent=2)
-    write_atomically(Path(config.out) / OPTIONS, lambda path: path.write_text(text, encoding="utf-8"))
+    write_atomically(Path(config.out) / OPTIONS, lambda path: write_config(path, asdict(config)))
 
 
 def publish(out: Path, snapshot: Path, *, best: bool) -> None:

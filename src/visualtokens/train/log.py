@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from visualtokens.errors import UserError
-from visualtokens.files import write_atomically
+from visualtokens.files import json_ready, write_atomically
 
 LOG = "log.jsonl"  # one line per epoch
 STEPS = "steps.jsonl"  # one line every few steps
@@ -38,7 +38,7 @@ class Log:
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Append the record of a step to ``steps.jsonl``; it holds the number of the step as ``step``."""
-        self._steps.write(json.dumps(_strict(record)) + "\n")
+        self._steps.write(json.dumps(json_ready(record)) + "\n")
         self._steps.flush()
         self._send("train", record, record["step"])
 
@@ -60,7 +60,7 @@ class Log:
 
 def write_history(out: Path, history: Sequence[Mapping[str, Any]]) -> None:
     """``log.jsonl``: one JSON object per epoch."""
-    lines = "".join(json.dumps(_strict(record)) + "\n" for record in history)
+    lines = "".join(json.dumps(json_ready(record)) + "\n" for record in history)
     write_atomically(out / LOG, lambda path: path.write_text(lines, encoding="utf-8"))
 
 
@@ -78,11 +78,6 @@ def _step_of(line: bytes) -> float:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
     except (ValueError, LookupError, TypeError):
         return math.inf
-
-
-def _strict(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record with None for numbers that are not finite, which JSON lacks."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
 def _is_number(value: Any) -> bool:
