@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from visualtokens.cli.bench import parse_size
 from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
@@ -79,7 +79,8 @@ class ReduceConfig:
     """For --search: weight of the number of tokens in the loss; a higher one keeps fewer."""
 
     out: str | None = None
-    """For --search: output folder. The same command resumes an interrupted search."""
+    """Output folder for the reduced model, which predict, eval, explain and timm can load; needs --keep or a
+    budget. For --search: folder of the search; the same command resumes an interrupted one."""
 
     search_epochs: int = 30
     """For --search: epochs of soft extraction."""
@@ -111,7 +112,9 @@ def _measure(config: ReduceConfig) -> Result:
     dataset = None if config.data is None else open_dataset(config.data, config.split)
     if config.save is not None:
         refuse_overwriting([Path(config.save)], _input_files(config, dataset))
-    model, classes, preprocess = _open(config)
+    _check_out(config)
+    checkpoint = _open(config)
+    model, classes, preprocess = checkpoint.model, checkpoint.classes, checkpoint.preprocess
     size = preprocess.size
     batch = config.batch or (1 if config.latency is not None else 8)
     images, labels, bad = _images(
@@ -133,6 +136,8 @@ def _measure(config: ReduceConfig) -> Result:
         rounds=config.rounds,
     )
     saved = None if config.save is None else str(found.save(config.save))
+    if config.out is not None:
+        _save_reduced(config.out, checkpoint, method=method, keep=found.rows[1].keep)
     document = {
         "model": config.model,
         "keep": None if keep is None else list(found.rows[1].keep),
@@ -140,6 +145,7 @@ def _measure(config: ReduceConfig) -> Result:
         "tradeoff": found.to_dict(),
         "unreadable": unreadable_as_json(bad),
         "saved": saved,
+        "out": config.out,
     }
     return Result(_text(config, found, chosen=keep is not None, saved=saved), document)
 
@@ -185,19 +191,30 @@ def parse_keep(keep: str | float | int) -> Any:
     return numbers if "," in keep else numbers[0]
 
 
-def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess]:
-    """Return the model, its class names if known, and its preprocessing."""
+class _Opened(NamedTuple):
+    """The model to reduce."""
+
+    model: nn.Module
+    classes: list[str] | None  # their names, if known
+    preprocess: Preprocess
+    model_args: dict[str, Any]  # that it was built with
+
+
+def _open(config: ReduceConfig) -> _Opened:
+    """Return the model at the requested size."""
     from visualtokens.checkpoint import load_checkpoint
     from visualtokens.reduce.blocks import check_reducible, transformer
     from visualtokens.tasks.timm_models import preprocess_for
 
     classes: list[str] | None = None
+    model_args: dict[str, Any] = {}
     wanted = None if config.size is None else parse_size(config.size)
     if Path(config.model).exists():
         if config.weights is not None:
             raise UserError(f"{config.model!r} has weights of its own; leave --weights out")
         checkpoint = load_checkpoint(config.model)
         model, classes, preprocess = checkpoint.model, checkpoint.classes, checkpoint.preprocess
+        model_args = dict(checkpoint.config.get("model_args", {}))
     else:
         model = _named(config.model, config.weights, wanted)
         preprocess = preprocess_for(model)
@@ -205,9 +222,42 @@ def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess
     check_reducible(vit)
     if "reduction" in vit.__dict__:
         raise UserError(f"{config.model!r} is already reduced; give a checkpoint of the whole model")
-    if wanted is not None and wanted != tuple(vit.patch_embed.img_size):
-        vit.set_input_size(img_size=wanted)
-    return model.eval(), classes, replace(preprocess, size=tuple(vit.patch_embed.img_size))
+    if wanted is not None:
+        model_args["img_size"] = list(wanted)
+        if wanted != tuple(vit.patch_embed.img_size):
+            vit.set_input_size(img_size=wanted)
+    size = tuple(vit.patch_embed.img_size)
+    return _Opened(model.eval(), classes, replace(preprocess, size=size), model_args)
+
+
+def _check_out(config: ReduceConfig) -> None:
+    """Refuse an output folder without a schedule to save, or with something else in it."""
+    if config.out is None:
+        return
+    if all(getattr(config, name) is None for name in ("keep", "macs", "speedup", "latency")):
+        raise UserError(f"--out {config.out}: nothing to save; give --keep, --macs, --speedup or --latency")
+    out = Path(config.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{config.out!r} exists already; give an --out that does not exist, or remove it")
+
+
+def _save_reduced(out: str, opened: _Opened, *, method: str, keep: tuple[int, ...]) -> None:
+    """Write the reduced model as a checkpoint folder."""
+    from visualtokens.checkpoint import save_checkpoint
+    from visualtokens.reduce import reduce, restore
+    from visualtokens.tasks.timm_models import class_names
+
+    classes = opened.classes or class_names(opened.model)
+    reduce(opened.model, method, keep=keep)
+    save_checkpoint(
+        out,
+        opened.model,
+        classes=classes,
+        preprocess=opened.preprocess,
+        model_args=opened.model_args,
+        training={},
+    )
+    restore(opened.model)
 
 
 def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.Module:
@@ -283,6 +333,8 @@ def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | N
         lines += ["", f"{found.rows[1].name}: visualtokens.reduce(model, {config.method!r}, keep={keep})"]
     if saved:
         lines += ["", f"curve saved as {saved}"]
+    if config.out is not None:
+        lines += ["", f"saved in {config.out}; try: vtok predict photo.jpg --checkpoint {quote(config.out)}"]
     return "\n".join(lines)
 
 

@@ -32,6 +32,23 @@ class Reduction:
     method: str
     schedule: Schedule
     carry: bool
+    init: Init
+    iterations: int | None
+    normalize_qk: bool
+    alpha: float | Literal["learned"]
+    registered: bool  # whether `method` is a name that `reduce` accepts
+
+    def model_args(self) -> dict[str, Any]:
+        """The arguments of ``reduced_vit`` that repeat this reduction, as JSON values."""
+        if not self.registered:
+            raise UserError(
+                f"the method {self.method!r} has no registered name, so the model cannot be loaded again; "
+                "give it one with visualtokens.reduce.register_method, and reduce by that name"
+            )
+        chosen = {"method": self.method, "keep": list(self.schedule.entries), "carry": self.carry}
+        defaults = {"init": "distinct", "iterations": None, "normalize_qk": False, "alpha": 1.0}
+        own = {name: getattr(self, name) for name in defaults}
+        return chosen | {name: value for name, value in own.items() if value != defaults[name]}
 
 
 def reduce(
@@ -105,7 +122,16 @@ def reduce(
         block.reduction = BlockReduction(pool, prefix=vit.num_prefix_tokens, carry=carry, alpha=scale)
         block.reduction.train(block.training)
         block.forward = partial(reduced_forward, block)
-    vit.reduction = Reduction(name, schedule, carry)
+    vit.reduction = Reduction(
+        method=name,
+        schedule=schedule,
+        carry=carry,
+        init=init,
+        iterations=iterations,
+        normalize_qk=normalize_qk,
+        alpha=alpha,
+        registered=isinstance(method, str),
+    )
     for part in REPLACED:
         if part != "pool" or not all(pool.joins for pool in pools):
             setattr(vit, part, partial(getattr(passes, part), vit))

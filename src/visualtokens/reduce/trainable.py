@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -142,8 +142,8 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
 
     >>> timm.create_model("reduced_vit", base="deit_small_patch16_224", method="kmedoids", keep=0.3)
 
-    ``method``, ``keep``, ``carry``, ``init`` and ``iterations`` are options of ``reduce``; ``price`` and
-    ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are passed to the base.
+    ``method``, ``keep``, ``carry``, ``init``, ``iterations``, ``normalize_qk`` and ``alpha`` are options of
+    ``reduce``; ``price`` and ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are passed to the base.
     ``pretrained=True`` loads the base's pretrained weights. A checkpoint stores the options in its
     ``model_args``. Weights have the same names as in the base, so a checkpoint of the base can be loaded.
     """
@@ -172,6 +172,8 @@ def _build(
     carry: bool = False,
     init: Init = "distinct",
     iterations: int | None = None,
+    normalize_qk: bool = False,
+    alpha: float | Literal["learned"] = 1.0,
     price: float | None = None,
     pace: float = PACE,
     **options: Any,
@@ -183,4 +185,13 @@ def _build(
     model = timm.create_model(base, **options)
     if price is not None:
         return reduce(model, soft_extraction(price=price, pace=pace), keep=1.0, carry=False)
-    return reduce(model, method, keep=keep, carry=carry, init=init, iterations=iterations)
+    return reduce(
+        model,
+        method,
+        keep=keep,
+        carry=carry,
+        init=init,
+        iterations=iterations,
+        normalize_qk=normalize_qk,
+        alpha=alpha,
+    )

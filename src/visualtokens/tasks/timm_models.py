@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import timm
+from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.layers import Format
 from torch import Tensor, nn
 
@@ -55,6 +56,17 @@ def preprocess_for(model: nn.Module, *, size: int | None = None) -> Preprocess:
     cfg = timm_cfg(model)
     height, width = (size, size) if size else cfg["input_size"][-2:]
     return Preprocess((height, width), tuple(cfg["mean"]), tuple(cfg["std"]), crop=cfg["crop_pct"] or 1.0)
+
+
+def class_names(model: Any) -> list[str]:
+    """Return the names of the classes of a timm model: those of ImageNet where they are known, else numbers."""
+    if not model.num_classes:
+        raise UserError("this model has no classes; create it with num_classes, or use its features in Python")
+    subset = infer_imagenet_subset(model)
+    if subset is None:
+        return [str(i) for i in range(model.num_classes)]
+    names = [name.partition(",")[0] for name in ImageNetInfo(subset).label_descriptions()]  # "tench, Tinca…"
+    return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
 
 
 def has_fixed_size(name: str) -> bool:

@@ -20,7 +20,7 @@ from visualtokens.bench import Spread, Timings, interleave, machine, matmul_cana
 from visualtokens.bench.comparison import Candidate, Run, prepare
 from visualtokens.bench.timing import quartiles
 from visualtokens.errors import UserError, unknown
-from visualtokens.reduce.blocks import transformer
+from visualtokens.reduce.blocks import check_reducible, transformer
 from visualtokens.reduce.methods import METHODS
 from visualtokens.reduce.reduction import reduce, restore
 from visualtokens.reduce.schedule import macs as formula_macs
@@ -87,6 +87,7 @@ def plan(
         raise UserError(f"{name}={budget} must be more than 0")
     if method not in METHODS:
         raise unknown("method", method, METHODS)
+    check_reducible(transformer(model))
     size = size or input_size(model)
     rungs = ladder(model, method, size=size)
     if name == "macs":

@@ -17,7 +17,7 @@ from visualtokens.bench.comparison import align
 from visualtokens.errors import UserError
 from visualtokens.files import write_atomically
 from visualtokens.modes import eval_mode
-from visualtokens.reduce.blocks import transformer
+from visualtokens.reduce.blocks import check_reducible, transformer
 from visualtokens.reduce.schedule import Keep, Schedule, macs
 from visualtokens.tune.planning import FULL, Speedometer, input_size, ladder, plain_copy
 
@@ -105,6 +105,7 @@ def tradeoff(
     if FULL in schedules:
         raise UserError(f"{FULL!r} is the name of the full model; give the schedule another name")
     vit: Any = transformer(model)
+    check_reducible(vit)
     size = size or input_size(model)
     patches = math.prod(vit.patch_embed.dynamic_feat_size(size))
     blocks = len(vit.blocks)

@@ -50,6 +50,7 @@ from visualtokens.tasks.task import (
 )
 from visualtokens.tasks.timm_models import build_model, preprocess_for, sized_args, timm_cfg
 
+REDUCED = "reduced_vit"  # the registered name of a vision transformer with fewer tokens
 # The entries of timm's pretrained_cfg that describe the model rather than its pretrained weights.
 _DESCRIBES_MODEL = ("interpolation", "pool_size", "first_conv", "classifier", "fixed_input_size")
 
@@ -157,8 +158,15 @@ class Classify(Task):
         preprocess: Preprocess,
         model_args: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Return the ``config.json`` of a classifier, in timm's layout."""
+        """Return the ``config.json`` of a classifier, in timm's layout.
+
+        A model that ``visualtokens.reduce`` has reduced is described as a ``reduced_vit``.
+        """
         cfg = timm_cfg(model)
+        architecture, reduction = cfg["architecture"], vars(model).get("reduction")
+        if reduction is not None and architecture != REDUCED:
+            model_args = {**model_args, "base": architecture, **reduction.model_args()}
+            architecture = REDUCED
         kept = {name: cfg[name] for name in _DESCRIBES_MODEL if name in cfg}
         own = {
             "input_size": (3, *preprocess.size),
@@ -166,7 +174,7 @@ class Classify(Task):
             "std": preprocess.std,
             "crop_pct": preprocess.crop,
         }
-        return self.describe(cfg["architecture"], classes=classes, model_args=model_args) | {
+        return self.describe(architecture, classes=classes, model_args=model_args) | {
             "num_features": model.num_features,
             "pretrained_cfg": kept | own | {"num_classes": len(classes)},
         }
