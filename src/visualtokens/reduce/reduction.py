@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from timm.layers.attention_pool import AttentionPoolPrr
-from torch import nn
+from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.reduce import forward as passes
@@ -21,7 +22,7 @@ from visualtokens.reduce.blocks import (
     reduced_forward,
     transformer,
 )
-from visualtokens.reduce.methods import Factory, Init, Place, Pool, find_method
+from visualtokens.reduce.methods import DEFAULT_METHOD, Factory, Init, Place, Pool, find_method
 from visualtokens.reduce.schedule import Keep, Schedule
 
 
@@ -53,9 +54,13 @@ class Reduction:
 
 def reduce(
     model: nn.Module,
-    method: str | Factory,
+    method: str | Factory = DEFAULT_METHOD,
     *,
-    keep: Keep,
+    keep: Keep | None = None,
+    macs: float | None = None,
+    speedup: float | None = None,
+    latency_ms: float | None = None,
+    images: Tensor | None = None,
     carry: bool = True,
     init: Init = "distinct",
     iterations: int | None = None,
@@ -75,6 +80,7 @@ def reduce(
     | ``power_bert`` | the most significant tokens; the others are dropped |
     | ``importance`` | tokens sampled by significance, without replacement |
     | ``random`` | tokens sampled uniformly, without replacement |
+    | ``weighted_merge`` (default) | tokens that are similar to others and little significant join those |
     | ``merge`` | the most similar pairs are averaged (bipartite soft matching) |
     | ``conv`` | a 2×2 convolution with stride 2; halves the grid as soon as K tokens fit |
 
@@ -83,8 +89,11 @@ def reduce(
     returns the :class:`~visualtokens.reduce.Pool` for a :class:`~visualtokens.reduce.Place`.
 
     ``keep`` is the number of tokens to keep: a list with one number per block, the share of the patches left
-    after the last block (``0.5``), a negative number of tokens to remove in every block (``-13``), or a
-    published schedule (``"deit_small/3"``); see :meth:`Schedule.of <visualtokens.reduce.Schedule.of>`.
+    after the last block (``0.5``), a negative number of tokens to remove in every block (``-13``), a
+    published schedule (``"deit_small/3"``) or a saved plan (``"plan.json"``); see
+    :meth:`Schedule.of <visualtokens.reduce.Schedule.of>`. Instead of ``keep``, give a budget: ``macs``,
+    ``speedup`` or ``latency_ms``, and unlabelled ``images`` to choose the schedule by; see
+    :func:`visualtokens.plan`.
 
     ``carry``: in later attentions, a token that stands for s patches counts s times (Appendix E). Recommended
     for models trained without pooling; not needed for those trained with it.
@@ -101,6 +110,10 @@ def reduce(
     """
     vit: Any = transformer(model)
     check_reducible(vit)
+    if keep is None:
+        keep = _planned(model, method, macs=macs, speedup=speedup, latency_ms=latency_ms, images=images)
+    elif any(budget is not None for budget in (macs, speedup, latency_ms, images)):
+        raise UserError("keep is the schedule itself; leave macs, speedup, latency_ms and images out")
     _check_options(init, iterations, alpha, normalize_qk=normalize_qk)
     schedule = Schedule.of(keep, len(vit.blocks))
     name = method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__)
@@ -136,6 +149,16 @@ def reduce(
         if part != "pool" or not all(pool.joins for pool in pools):
             setattr(vit, part, partial(getattr(passes, part), vit))
     return model
+
+
+def _planned(model: nn.Module, method: str | Factory, **budget: Any) -> Keep:
+    """The schedule that :func:`visualtokens.plan` finds, as shares of the patches."""
+    # Planning builds on this module, and is imported only if it is needed.
+    plan = importlib.import_module("visualtokens.tune.planning").plan
+    if not isinstance(method, str):
+        raise UserError("a budget needs a registered method; register it, or give keep")
+    found = plan(model, method=method, **budget)
+    return [count / found.patches for count in found.keep]
 
 
 def restore(model: nn.Module) -> nn.Module:

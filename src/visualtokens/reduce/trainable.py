@@ -143,9 +143,10 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
     >>> timm.create_model("reduced_vit", base="deit_small_patch16_224", method="kmedoids", keep=0.3)
 
     ``method``, ``keep``, ``carry``, ``init``, ``iterations``, ``normalize_qk`` and ``alpha`` are options of
-    ``reduce``; ``price`` and ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are passed to the base.
-    ``pretrained=True`` loads the base's pretrained weights. A checkpoint stores the options in its
-    ``model_args``. Weights have the same names as in the base, so a checkpoint of the base can be loaded.
+    ``reduce``; ``price`` and ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are
+    passed to the base. ``pretrained=True`` loads the base's pretrained weights. A checkpoint stores the
+    options in its ``model_args``. Weights have the same names as in the base, so a checkpoint of the base can
+    be loaded.
     """
     if not timm.is_model(base):
         raise unknown("base", base, timm.list_models("*vit*"))

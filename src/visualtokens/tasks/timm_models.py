@@ -59,9 +59,9 @@ def preprocess_for(model: nn.Module, *, size: int | None = None) -> Preprocess:
 
 
 def class_names(model: Any) -> list[str]:
-    """Return the names of the classes of a timm model: those of ImageNet where they are known, else numbers."""
+    """Return the names of the classes of a timm model: those of ImageNet where known, else numbers."""
     if not model.num_classes:
-        raise UserError("this model has no classes; create it with num_classes, or use its features in Python")
+        raise UserError("this model has no classes; create it with num_classes=1000, for example")
     subset = infer_imagenet_subset(model)
     if subset is None:
         return [str(i) for i in range(model.num_classes)]

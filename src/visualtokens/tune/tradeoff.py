@@ -18,8 +18,10 @@ from visualtokens.errors import UserError
 from visualtokens.files import write_atomically
 from visualtokens.modes import eval_mode
 from visualtokens.reduce.blocks import check_reducible, transformer
+from visualtokens.reduce.methods import DEFAULT_METHOD
 from visualtokens.reduce.schedule import Keep, Schedule, macs
-from visualtokens.tune.planning import FULL, Speedometer, input_size, ladder, plain_copy
+from visualtokens.tune.calibration import plain_copy
+from visualtokens.tune.planning import FULL, Speedometer, input_size, ladder
 
 Quality = Literal["accuracy", "agreement", "similarity"]
 MEANING: dict[Quality, str] = {
@@ -88,7 +90,7 @@ def tradeoff(
     model: nn.Module,
     schedules: Mapping[str, Keep],
     *,
-    method: str = "weighted_kmedoids",
+    method: str = DEFAULT_METHOD,
     images: Tensor | None = None,
     labels: Tensor | None = None,
     size: tuple[int, int] | None = None,
