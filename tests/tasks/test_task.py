@@ -79,15 +79,16 @@ class Brighten(Task):
     score = "fit"
 
     def open(self, options: TaskOptions) -> BrightenTraining:
-        train_set, val_set = open_dataset(options.data, "train"), open_dataset(options.data, "val")
+        train_set = open_dataset(options.data, "train", **options.data_options)
+        val_set = open_dataset(options.data, "val", **options.data_options)
         return BrightenTraining(self, Linear(), train_set=train_set, val_set=val_set, preprocess=PREPROCESS)
 
     def build(self, config: Mapping[str, Any]) -> tuple[nn.Module, list[str], Preprocess]:
         _, classes, _ = self.described(config)
         return Linear(), classes, PREPROCESS
 
-    def open_data(self, data: str, split: Any, *, model: nn.Module) -> Any:
-        return open_dataset(data, split)
+    def open_data(self, checkpoint: Checkpoint, data: str, split: Any, /, **options: Any) -> Any:
+        return open_dataset(data, split, **options)
 
     def loader(self, dataset: Any, preprocess: Preprocess, loading: Loading) -> Any:
         return create_loader(dataset, preprocess, train=False, **vars(loading))

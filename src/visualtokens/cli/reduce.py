@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from visualtokens.cli.bench import parse_size
 from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.verb import Failure, Result, Verb, data_arguments
 from visualtokens.errors import UserError, unknown
+from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,7 +25,7 @@ SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds, for the curve
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReduceConfig:
+class ReduceConfig(DataOptions):
     """Make a vision transformer faster by reducing its tokens, and measure what that costs."""
 
     model: str
@@ -54,7 +55,7 @@ class ReduceConfig:
     """Images to evaluate on: digits, digit_scenes, folder:PATH, npz:FILE. Reports the accuracy if their
     classes are those of the model, else the agreement with the whole model."""
 
-    split: Literal["train", "val"] = "val"
+    split: Literal["train", "val", "test"] = "val"
     """Split of the data."""
 
     images: int = 256
@@ -108,7 +109,11 @@ def _measure(config: ReduceConfig) -> Result:
     from visualtokens.data import open_dataset
     from visualtokens.tune.tradeoff import spread_schedules, tradeoff
 
-    dataset = None if config.data is None else open_dataset(config.data, config.split)
+    if config.data is None and config.data_options:
+        raise UserError(f"{next(iter(config.data_options))} has no effect without --data; leave it out")
+    dataset = None
+    if config.data is not None:
+        dataset = open_dataset(config.data, config.split, **config.data_options)
     if config.save is not None:
         refuse_overwriting([Path(config.save)], _input_files(config, dataset))
     model, classes, preprocess = _open(config)
@@ -298,13 +303,14 @@ def _search(config: ReduceConfig) -> Result:
     if not Path(config.model).exists():
         raise UserError(f"--search starts from a checkpoint folder, and {config.model!r} does not exist")
     out, data, price = str(config.out), str(config.data), float(config.lambda_ or 0)
+    options = config.train | ({"data_args": config.data_options} if config.data_options else {})
     try:
         found = search(
             config.model,
             data=data,
             out=out,
             price=price,
-            options=config.train | {"epochs": config.search_epochs},
+            options=options | {"epochs": config.search_epochs},
         )
         tuned = finetune(
             found.start,
@@ -312,7 +318,7 @@ def _search(config: ReduceConfig) -> Result:
             out=Path(out) / config.method,
             method=config.method,
             keep=found.keep,
-            options=config.train | {"epochs": config.epochs},
+            options=options | {"epochs": config.epochs},
         )
     except Interrupted as stop:
         return Result(str(stop), {"signal": stop.signal}, code=128 + stop.signal)
@@ -326,7 +332,7 @@ def _search(config: ReduceConfig) -> Result:
         f"{cost / 1e9:.3f} GMACs, {cost / whole:.0%} of the whole model's\n"
         f"accuracy {found.soft.accuracy or 0:.1%} with soft extraction, "
         f"{tuned.accuracy or 0:.1%} with {config.method} after fine-tuning\n"
-        f"saved in {tuned.out}; try: vtok eval --checkpoint {quote(tuned.out)} --data {quote(data)}"
+        f"saved in {tuned.out}; try: vtok eval --checkpoint {quote(tuned.out)} {data_arguments(data, config)}"
     )
     document = {
         "lambda": price,

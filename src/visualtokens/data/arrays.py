@@ -26,6 +26,7 @@ KEYS = {
         ("x_test", "y_test"),
         ("test_images", "test_labels"),
     ),
+    "test": (("x_test", "y_test"), ("test_images", "test_labels")),
 }
 
 # An array is at most 16 GiB and, above 1 GiB, at most 100 times its size in the file.
@@ -185,7 +186,7 @@ class Digits(ImageDataset):
     """
 
     def __init__(self, split: Split) -> None:
-        check_split(split)
+        check_split(split, source="digits", has=("train", "val"))
         images, labels = _load_digits()
         self.spec = "digits"
         self.classes = [str(digit) for digit in range(10)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Generic, Literal, TypeGuard, TypeVar, get_args
@@ -21,7 +22,7 @@ from torch.utils.data import Dataset
 from visualtokens.errors import UserError, unknown
 
 T = TypeVar("T")  # the annotation of an image
-Split = Literal["train", "val"]
+Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
 
 # Ceilings for counts that a file declares, checked before anything is allocated for them.
@@ -29,10 +30,35 @@ MAX_CLASSES = 100_000
 MAX_IMAGES = 10_000_000_000
 
 
-def check_split(split: str) -> None:
-    """Raise :class:`UserError` unless ``split`` is train or val."""
+def check_split(split: str, *, source: str = "", has: Collection[str] = SPLITS) -> None:
+    """Raise :class:`UserError` unless ``split`` is train, val or test, and one that ``source`` has."""
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
+    if split not in has:
+        raise UserError(f"{source} has no {split} split, only {', '.join(has)}")
+
+
+def held_out(names: Sequence[str], share: float, *, labels: Sequence[int] | None = None) -> NDArray[np.bool_]:
+    """Which items ``(n,)`` are held out for validation: ``share`` of them, and of every label.
+
+    The choice depends on the set of names only, not on their order, and one more name rarely moves another.
+    Of a label with two or more names, at least one is held out and at least one is not, unless ``share`` is
+    1. Items with the same name stay together.
+    """
+    if not 0 < share <= 1:
+        raise UserError(f"val_share={share} must be more than 0 and at most 1")
+    of_label: dict[int, set[str]] = {}
+    for name, label in zip(names, labels if labels is not None else [0] * len(names), strict=True):
+        of_label.setdefault(label, set()).add(name)
+    chosen: set[str] = set()
+    for group in of_label.values():
+        count = len(group) if share == 1 else min(max(round(share * len(group)), 1), len(group) - 1)
+        chosen.update(sorted(group, key=_digest)[:count])
+    return np.array([name in chosen for name in names], np.bool_)
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
 
 
 def check_class_count(count: int, source: str) -> None:

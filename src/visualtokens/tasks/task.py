@@ -55,8 +55,11 @@ class Task(ABC):
         preprocessing."""
 
     @abstractmethod
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> Any:
-        """Open a dataset to evaluate ``model`` on; it has ``classes`` and a length."""
+    def open_data(self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any) -> Any:
+        """Open a dataset to evaluate a trained model on; it has ``classes`` and a length.
+
+        ``options`` are those of the dataset.
+        """
 
     @abstractmethod
     def loader(self, dataset: Any, preprocess: Any, loading: Loading) -> ExampleLoader[Any]:
