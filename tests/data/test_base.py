@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from visualtokens.data import Share, derive_seed, generator
-from visualtokens.data.base import held_out, seeded_globals
+from visualtokens.data.arrays import Digits
+from visualtokens.data.base import held_out, seeded_globals, with_classes
 from visualtokens.errors import UserError
 
 
@@ -113,3 +114,19 @@ def test_all_or_an_invalid_share_are_held_out() -> None:
     for share in (0.0, -0.1, 1.1, float("nan")):
         with pytest.raises(UserError, match="must be more than 0 and at most 1"):
             held_out(["a"], share)
+
+
+def test_labels_of_other_classes() -> None:
+    digits = Digits("val")
+    assert with_classes(digits, digits.classes) is digits
+    assert with_classes(digits, digits.classes[:9]) is digits  # not all of its classes
+    names = ["none", *map(str, range(9, -1, -1))]
+    mapped = with_classes(digits, names)
+    assert (mapped.classes, len(mapped), mapped.spec) == (names, len(digits), "digits")
+    for index in (0, 5):
+        (image, label), (other, number) = digits[index], mapped[index]
+        assert (image, digits.classes[label], digits.path(index)) == (
+            other,
+            names[number],
+            mapped.path(index),
+        )

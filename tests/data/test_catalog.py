@@ -68,8 +68,38 @@ def test_invalid_names_are_rejected(spec: str, message: str) -> None:
 
 
 def test_a_path_without_its_kind_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"write 'folder:{tmp_path}'"):
-        open_dataset(str(tmp_path), "train")
+    (tmp_path / "images/annotations").mkdir(parents=True)
+    (tmp_path / "masked/masks").mkdir(parents=True)
+    (tmp_path / "classes/train/cat").mkdir(parents=True)
+    (tmp_path / "shards").mkdir()
+    for name in ("x.npz", "x.CSV", "x.parquet", "shards/_info.json", "images/annotations/x.json", "x.jpg"):
+        (tmp_path / name).touch()
+
+    def hint(name: str, open: Callable[..., object] = open_dataset) -> str:
+        with pytest.raises(UserError) as caught:
+            open(str(tmp_path / name), "train")
+        message = str(caught.value).replace(f"{tmp_path}/", "")
+        return message.partition(" is a path without its kind; write ")[2]
+
+    assert hint("classes") == "'folder:classes'"
+    assert hint("x.npz") == "'npz:x.npz'"
+    assert hint("x.CSV") == "'csv:x.CSV'"
+    assert hint("x.parquet") == "'parquet:x.parquet'"
+    assert hint("shards") == "'wds:shards'"
+    assert hint("images") == hint("images/annotations/x.json") == "'coco:images' with --task detect"
+    assert hint("images", open_detection) == "'coco:images'"
+    assert hint("masked") == "'masks:masked' with --task segment"
+    assert hint("masked", open_segmentation) == "'masks:masked'"
+    assert hint("x.npz", open_segmentation) == "'npz:x.npz' with --task classify"
+
+
+def test_a_dataset_of_another_task_is_explained() -> None:
+    with pytest.raises(UserError, match="'pets:/x' is for --task segment; give it, or another --data"):
+        open_dataset("pets:/x", "train")
+    with pytest.raises(UserError, match="'coco:/x' is for --task detect"):
+        open_segmentation("coco:/x", "train")
+    with pytest.raises(UserError, match="'folder:/x' is for --task classify"):
+        open_detection("folder:/x", "train")
 
 
 @pytest.mark.parametrize("spec", ["digits", "digit_scenes", "folder:.", "npz:x.npz"])

@@ -259,9 +259,12 @@ def _images(
     import torch
 
     from visualtokens.data import BadImage
+    from visualtokens.data.base import with_classes
 
     if dataset is None:
         return None, None, []
+    if classes is not None:
+        dataset = with_classes(dataset, classes)
     wanted = min(limit or len(dataset), len(dataset))
     images, labels, bad = [], [], []
     for i in range(wanted):

@@ -24,6 +24,7 @@ from visualtokens.errors import UserError, unknown
 T = TypeVar("T")  # the annotation of an image
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
+SPLIT_OF = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 # Ceilings for counts that a file declares, checked before anything is allocated for them.
 MAX_CLASSES = 100_000
@@ -55,6 +56,19 @@ def held_out(names: Sequence[str], share: float, *, labels: Sequence[int] | None
         count = len(group) if share == 1 else min(max(round(share * len(group)), 1), len(group) - 1)
         chosen.update(sorted(group, key=_digest)[:count])
     return np.array([name in chosen for name in names], np.bool_)
+
+
+def split_rows(
+    split: Split, names: Sequence[str], val_share: float, *, source: str, labels: Sequence[int] | None = None
+) -> list[int]:
+    """The items that are :func:`held_out` for ``val``, or the others for ``train``; never none of them."""
+    held = held_out(names, val_share, labels=labels)
+    rows: list[int] = np.flatnonzero(held if split == "val" else ~held).tolist()
+    if not rows and split == "val":
+        raise UserError(f"val_share={val_share} holds out no image of {source}: each class has one at most")
+    if not rows:
+        raise UserError(f"val_share={val_share} leaves no image of {source} to train on; give less")
+    return rows
 
 
 def _digest(name: str) -> bytes:
@@ -107,6 +121,36 @@ class AnnotatedImages(Dataset[tuple[Image.Image, T]], ABC, Generic[T]):
 
 class ImageDataset(AnnotatedImages[int]):
     """RGB images with one class label each."""
+
+
+class Relabelled(ImageDataset):
+    """A dataset with other ``classes``, among which its own are; its labels are their numbers there."""
+
+    def __init__(self, dataset: ImageDataset, classes: Sequence[str]) -> None:
+        self.spec, self.classes, self.dataset = dataset.spec, list(classes), dataset
+        number = {name: label for label, name in enumerate(classes)}
+        self._label_of = [number[name] for name in dataset.classes]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        image, label = self.dataset[index]
+        return image, self._label_of[label]
+
+    def path(self, index: int) -> str:
+        return self.dataset.path(index)
+
+
+def with_classes(dataset: ImageDataset, classes: Sequence[str]) -> ImageDataset:
+    """The dataset with the labels of ``classes``; unchanged if it has one that is not among them, or streams.
+
+    A test set often has only some of the classes of a model.
+    """
+    same = dataset.classes == list(classes)
+    if same or isinstance(dataset, ImageStream) or not set(dataset.classes) <= set(classes):
+        return dataset
+    return Relabelled(dataset, classes)
 
 
 @dataclass(frozen=True)

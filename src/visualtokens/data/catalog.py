@@ -16,6 +16,7 @@ from visualtokens.data.coco import CocoObjects
 from visualtokens.data.decode import max_pixels
 from visualtokens.data.detection import DetectionDataset, SceneObjects
 from visualtokens.data.folder import ImageFolder
+from visualtokens.data.listed import ListedImages
 from visualtokens.data.mask_folders import LAYOUTS, MaskFolder
 from visualtokens.data.scenes import DigitScenes
 from visualtokens.data.segmentation import SceneMasks, SegmentationDataset
@@ -28,6 +29,8 @@ D = TypeVar("D")
 # its keyword-only arguments. The digits, which need no path, are opened by the functions below.
 CLASSIFICATION: Mapping[str, Callable[..., ImageDataset]] = {
     "folder": ImageFolder,
+    "csv": partial(ListedImages, "csv"),
+    "parquet": partial(ListedImages, "parquet"),
     "npz": NpzImages,
     "wds": TarShards,
     "hfds": HubImages,
@@ -37,6 +40,11 @@ SEGMENTATION: Mapping[str, Callable[..., SegmentationDataset]] = {
 }
 DETECTION: Mapping[str, Callable[..., DetectionDataset]] = {  # these take ``masks`` as well
     "coco": CocoObjects,
+}
+TASK_OF = {
+    kind: task
+    for task, table in (("classify", CLASSIFICATION), ("segment", SEGMENTATION), ("detect", DETECTION))
+    for kind in table
 }
 
 
@@ -48,6 +56,8 @@ def open_dataset(spec: str, split: Split, /, *, seed: int = 0, **options: Any) -
     ``digit_scenes``        those digits on cluttered canvases of 128×128
     ``digit_scenes:96x160`` the same, 96 high and 160 wide
     ``folder:/path``        ``/path/train/<class>/*.jpg`` and ``/path/val/<class>/*.jpg``
+    ``csv:/path/file.csv``  paths and labels, see :class:`~visualtokens.data.listed.ListedImages`
+    ``parquet:/path/file``  the same in a Parquet file
     ``npz:/path/file.npz``  uint8 arrays, see :class:`~visualtokens.data.arrays.NpzImages`
     ``wds:/path``           tar shards, see :class:`~visualtokens.data.timm_readers.TarShards`
     ``hfds:name``           Hugging Face, see :class:`~visualtokens.data.timm_readers.HubImages`
@@ -124,13 +134,33 @@ def _open(
     kind, _, path = spec.partition(":")
     if kind not in table:
         if Path(spec).expanduser().exists():
-            prefix = "npz" if spec.endswith(".npz") else "folder"
-            raise UserError(f"{spec!r} is a path without its kind; write '{prefix}:{spec}'")
+            raise _without_kind(spec, table)
+        if kind in TASK_OF:
+            raise UserError(f"{spec!r} is for --task {TASK_OF[kind]}; give it, or another --data")
         raise unknown(what, kind, (*without_path, *table))
     if not path:
         raise UserError(f"{spec!r} names no path; write '{kind}:/path'")
     create = table[kind]
     return create(path, split, **_checked_options(kind, create, options, given=tuple(given)), **given)
+
+
+_KIND_OF_SUFFIX = {".npz": "npz", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+
+
+def _without_kind(spec: str, table: Mapping[str, Any]) -> UserError:
+    """The error for a path, with the kind of the data that are there."""
+    path = Path(spec).expanduser()
+    kind = _KIND_OF_SUFFIX.get(path.suffix.lower(), next(iter(table)))
+    if path.suffix.lower() == ".json" or any(path.glob("annotations/*.json")):
+        kind = "coco"
+        path = path.parent if path.is_file() else path
+        spec = str(path.parent if path.name == "annotations" else path)
+    elif (path / "masks").is_dir():
+        kind = "masks"
+    elif (path / "_info.json").is_file():
+        kind = "wds"
+    task = "" if kind in table else f" with --task {TASK_OF[kind]}"
+    return UserError(f"{spec!r} is a path without its kind; write '{kind}:{spec}'{task}")
 
 
 def _digit_scenes(spec: str, split: Split, seed: int, options: Mapping[str, Any]) -> DigitScenes:

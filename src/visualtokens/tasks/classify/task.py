@@ -27,6 +27,7 @@ from visualtokens.data import (
     create_loader,
     open_dataset,
 )
+from visualtokens.data.base import with_classes
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line
 from visualtokens.tasks.classify.evaluation import (
@@ -132,7 +133,7 @@ class Classify(Task):
         return model, classes, preprocess_for(model)
 
     def open_data(self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any) -> ImageDataset:
-        return open_dataset(data, split, **options)
+        return with_classes(open_dataset(data, split, **options), checkpoint.classes)
 
     def loader(self, dataset: ImageDataset, preprocess: Preprocess, loading: Loading) -> Loader[Batch]:
         return create_loader(dataset, preprocess, train=False, **vars(loading))
