@@ -21,12 +21,12 @@ class EvalConfig(DataOptions):
     """Checkpoint folder that `vtok train --out` wrote."""
 
     data: str
-    """Images to evaluate on: digits, digit_scenes, folder:PATH or npz:FILE. For segmentation digit_scenes,
-    masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes or
-    coco:PATH."""
+    """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE, wds:PATH or
+    hfds:NAME. For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH;
+    for detection digit_scenes or coco:PATH."""
 
     split: Literal["train", "val", "test"] = "val"
-    """Split of the data."""
+    """Split of the data: train, val or test."""
 
     batch: int | None = None
     """Images per step; by default 64, for segmentation 16, for detection 4."""

@@ -61,10 +61,10 @@ class ExplainConfig(DataOptions):
     """Measure on --data how faithful the maps are, compared with other methods."""
 
     data: str = ""
-    """Images for --faithfulness: digits, digit_scenes, folder:PATH or npz:FILE."""
+    """Images for --faithfulness: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE or npz:FILE."""
 
     split: Literal["train", "val", "test"] = "val"
-    """Split of the data."""
+    """Split of the data: train, val or test."""
 
     masks: str = ""
     """Folder of foreground masks with the names of the images of --data, for localization metrics:

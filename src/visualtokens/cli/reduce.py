@@ -52,11 +52,11 @@ class ReduceConfig(DataOptions):
     """Budget: maximum milliseconds per batch, by default of one image."""
 
     data: str | None = None
-    """Images to evaluate on: digits, digit_scenes, folder:PATH, npz:FILE. Reports the accuracy if their
-    classes are those of the model, else the agreement with the whole model."""
+    """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE. Reports the
+    accuracy if their classes are those of the model, else the agreement with the whole model."""
 
     split: Literal["train", "val", "test"] = "val"
-    """Split of the data."""
+    """Split of the data: train, val or test."""
 
     images: int = 256
     """Number of images to evaluate on, evenly spaced; 0 takes all."""

@@ -91,8 +91,7 @@ class ListedImages(ImageDataset):
         missing = [file for file, exists in zip(self.files, exist, strict=True) if not exists]
         if not missing:
             return
-        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        found = f"{len(missing)} of {len(exist)} images in {table.file} do not exist: {shown}"
+        found = f"{len(missing)} of {len(exist)} images in {table.file} do not exist: {_shown(missing)}"
         if not any(exist):
             raise UserError(f"{found}; give the folder of the images with --data_args.root")
         if not skip:
@@ -130,6 +129,12 @@ def _rows_of_split(table: _Table, splits: list[str], part: Split, val_share: flo
     return rows
 
 
+def _shown(names: Sequence[str], *, most: int = 3) -> str:
+    """The first names, each of at most 200 characters."""
+    shown = [name if len(name) <= 200 else f"{name[:100]}…{name[-99:]}" for name in names[:most]]
+    return ", ".join(shown) + (", …" if len(names) > most else "")
+
+
 def _classes(labels: list[str]) -> list[str]:
     """The different labels, sorted: as numbers if all of them are integers."""
     names = set(labels)
@@ -140,8 +145,9 @@ def _numbers(labels: list[str], classes: list[str], table: _Table) -> list[int]:
     number = {name: i for i, name in enumerate(classes)}
     unknown = sorted(set(labels) - set(number))
     if unknown:
-        shown = ", ".join(unknown[:5]) + (", …" if len(unknown) > 5 else "")
-        raise UserError(f"{table.file} has classes without training images: {shown}; add some or remove them")
+        raise UserError(
+            f"{table.file} has classes without training images: {_shown(unknown)}; add some or remove them"
+        )
     return [number[label] for label in labels]
 
 
@@ -159,7 +165,7 @@ def _check_one_label(files: list[str], labels: list[int], table: _Table) -> None
     label_of: dict[str, int] = {}
     for file, label in zip(files, labels, strict=True):
         if label_of.setdefault(file, label) != label:
-            raise UserError(f"{table.file} gives {file} two labels; remove one of the rows")
+            raise UserError(f"{table.file} gives {_shown([file])} two labels; remove one of the rows")
 
 
 class _Table:
@@ -168,9 +174,9 @@ class _Table:
     def __init__(self, kind: str, file: Path, columns: dict[str, str | None]) -> None:
         if not file.is_file():
             raise UserError(f"{file} is not a file; give the path of a {kind} file")
-        if (size := file.stat().st_size) > MAX_BYTES:
-            raise UserError(f"{file} has {size:,} bytes; at most {MAX_BYTES:,} are read")
         self.kind, self.file, self.count = kind, file, 0
+        if (size := file.stat().st_size) > MAX_BYTES:
+            raise self.too_large(f"{size:,} bytes", f"{MAX_BYTES:,}")
         self.columns = {option: name or option for option, name in columns.items()}
         self._optional = {option for option, name in columns.items() if name is None}
 
@@ -179,12 +185,16 @@ class _Table:
         names: list[str] = []
         labels: list[str] = []
         splits: list[str] = []
+        size = 0
         for path, label, *split in _csv_rows(self) if self.kind == "csv" else _parquet_rows(self):
             self.count += 1
             if self.count > MAX_ROWS:
-                raise UserError(f"{self.file} has more than {MAX_ROWS:,} rows")
+                raise self.too_large(f"more than {MAX_ROWS:,} rows", f"{MAX_ROWS:,}")
             if not isinstance(path, str) or not path:
                 raise self._wrong("path", path, "the path of an image")
+            size += len(path)
+            if size > MAX_BYTES:  # a Parquet file may repeat a long one
+                raise self.too_large(f"paths of more than {MAX_BYTES:,} characters", f"{MAX_BYTES:,}")
             text = str(label).strip() if isinstance(label, str | int) else ""
             if not text:
                 raise self._wrong("label", label, "a name or an integer")
@@ -199,6 +209,9 @@ class _Table:
             raise UserError(f"{self.file} holds no rows")
         return names, labels, splits
 
+    def too_large(self, found: str, limit: str) -> UserError:
+        return UserError(f"{self.file} has {found}; at most {limit} are read")
+
     def _wrong(self, option: str, value: Any, expected: str) -> UserError:
         return UserError(
             f"{self.file}, row {self.count}: {self.columns[option]} is {brief(value)}; expected {expected}"
@@ -209,12 +222,12 @@ class _Table:
         selected = []
         for option, name in self.columns.items():
             if header.count(name) > 1:
-                raise UserError(f"{self.file} has several columns {name!r}; rename all but one")
+                raise UserError(f"{self.file} has several columns {brief(name)}; rename all but one")
             if name in header:
                 selected.append(name)
             elif option not in self._optional:
                 raise UserError(
-                    f"{self.file} has no column {name!r}, only {', '.join(map(repr, header[:20]))}; "
+                    f"{self.file} has no column {name!r}, only {_shown(header, most=8)}; "
                     f"name it with --data_args.{option}"
                 )
         return selected
@@ -269,34 +282,33 @@ def _parquet_rows(table: _Table) -> Iterator[Row]:
     try:
         with parquet.ParquetFile(table.file) as source:
             selected = table.select(source.schema_arrow.names)
-            _check_parquet(source, selected, pyarrow.types, table)
-        unique = list(dict.fromkeys(selected))
+            _check_types(source.schema_arrow, selected, pyarrow.types, table)
+        unique, size = list(dict.fromkeys(selected)), 0
         # A dictionary holds each text once, so that a small file cannot unpack to a large column.
         with parquet.ParquetFile(table.file, read_dictionary=unique) as source:
-            for batch in source.iter_batches(columns=unique):
-                columns = {name: _to_list(batch.column(name)) for name in unique}
+            if source.metadata.num_rows > MAX_ROWS:
+                raise table.too_large(f"{source.metadata.num_rows:,} rows", f"{MAX_ROWS:,}")
+            for group in range(source.num_row_groups):
+                read = source.read_row_group(group, columns=unique)
+                size += read.nbytes
+                if size > MAX_BYTES:
+                    raise table.too_large(f"{size:,} bytes unpacked", f"{MAX_BYTES:,}")
+                read.validate(full=True)  # texts and indices
+                columns = {name: list(chain(*map(_to_list, read[name].chunks))) for name in unique}
                 yield from zip(*(columns[name] for name in selected), strict=True)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{table.file} is not a Parquet file: {one_line(error)}") from error
 
 
-def _check_parquet(source: Any, selected: Sequence[str], types: Any, table: _Table) -> None:
-    """Raise if the columns are not plain, or too large."""
+def _check_types(schema: Any, selected: Sequence[str], types: Any, table: _Table) -> None:
+    """Raise if a column is not plain."""
     for name in selected:
-        kind = source.schema_arrow.field(name).type
+        kind = schema.field(name).type
         held = kind.value_type if types.is_dictionary(kind) else kind
         if not (types.is_string(held) or types.is_large_string(held) or types.is_integer(held)):
-            raise UserError(f"{table.file}: column {name!r} holds {kind}; expected text or integers")
-    metadata = source.metadata
-    size = 0
-    for group in range(metadata.num_row_groups):
-        chunks = (metadata.row_group(group).column(i) for i in range(metadata.num_columns))
-        size += sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in selected)
-    if size > MAX_BYTES or metadata.num_rows > MAX_ROWS:
-        raise UserError(
-            f"{table.file} has {metadata.num_rows:,} rows and {size:,} bytes unpacked; at most {MAX_ROWS:,} "
-            f"rows and {MAX_BYTES:,} bytes are read"
-        )
+            raise UserError(
+                f"{table.file}: column {name!r} holds {_shown([str(kind)])}; expected text or integers"
+            )
 
 
 def _to_list(column: Any) -> list[Any]:

@@ -31,7 +31,8 @@ class DataOptions:
     0.2. They are always the same images."""
 
     data_args: dict[str, Any] = field(default_factory=dict)
-    """Further options of the dataset, such as --data_args.ignore 255."""
+    """Further options of the dataset, such as --data_args.label breed for the column of the labels in
+    csv:FILE."""
 
     def __post_init__(self) -> None:
         share = self.val_share
@@ -57,9 +58,9 @@ class TaskOptions(DataOptions):
     mask_rcnn, cascade_mask_rcnn or retinanet, each with such a model as --model_args.backbone."""
 
     data: str
-    """Training and validation images: digits, digit_scenes, folder:PATH, npz:FILE, wds:PATH or hfds:NAME.
-    For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for
-    detection digit_scenes or coco:PATH."""
+    """Training and validation images: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE,
+    wds:PATH or hfds:NAME. For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH
+    or lip:PATH; for detection digit_scenes or coco:PATH."""
 
     task: str = "classify"
     """What to learn: classify (one label per image), segment (one class per pixel) or detect (boxes and
