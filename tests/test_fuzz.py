@@ -181,6 +181,21 @@ def arrays(root: Path) -> list[Sample]:
     return found
 
 
+def tables(kind: str, root: Path) -> list[Sample]:
+    from tests.data.test_listed import write
+    from visualtokens.data import open_dataset
+
+    rows = [(f"{i}.png", "abc"[i % 3], ("train", "val")[i % 2]) for i in range(12)]
+    write(root / "table", rows, kind=kind)
+
+    def read(folder: Path) -> None:
+        images = open_dataset(f"{kind}:{folder / f'table.{kind}'}", "val")
+        for index in range(len(images)):
+            images[index]
+
+    return [Sample(root / "table", f"table.{kind}", read)]
+
+
 def shards(file: str, root: Path) -> list[Sample]:
     from tests.data.test_timm_readers import make_shards
     from visualtokens.data import Share, open_dataset
@@ -225,6 +240,8 @@ FORMATS = {
     "run": Format(runs),
     "coco": Format(annotations),
     "npz": Format(arrays),
+    "csv": Format(functools.partial(tables, "csv")),
+    "parquet": Format(functools.partial(tables, "parquet"), needs="pyarrow"),
     "_info.json": Format(functools.partial(shards, "_info.json"), needs="webdataset"),
     "tar": Format(functools.partial(shards, "train-0000.tar"), needs="webdataset"),
     "recipe": Format(recipes),

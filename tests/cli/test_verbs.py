@@ -54,11 +54,11 @@ def test_eval_lists_the_weakest_classes(vtok: Vtok, checkpoint: Path, data: str)
 
 
 def test_eval_refuses_data_of_other_classes(vtok: Vtok, checkpoint: Path, tmp_path: Path) -> None:
-    pixels, labels = np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 0, 1])
-    np.savez(tmp_path / "x.npz", x_train=pixels, y_train=labels, x_val=pixels, y_val=labels)
+    arrays = dict(x_val=np.zeros((4, 8, 8, 3), np.uint8), y_val=np.array([0, 1, 0, 1]))
+    np.savez(tmp_path / "x.npz", **arrays, classes=["a", "b"])
     code, _, err = vtok("eval", "--checkpoint", checkpoint, "--data", f"npz:{tmp_path / 'x.npz'}")
     assert code == 2
-    assert "has 2 classes (0, 1), but" in err
+    assert "has 2 classes (a, b), but" in err
 
 
 def test_eval_reports_unreadable_images(vtok: Vtok, checkpoint: Path, folder: Path, tmp_path: Path) -> None:

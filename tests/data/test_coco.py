@@ -146,7 +146,8 @@ def test_other_layouts(tmp_path: Path, folder: str) -> None:
 
 def test_a_missing_file_is_reported_with_the_paths_tried(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"no annotation file for val; looked for annotations/instances_val2017"
+        UserError,
+        match=r"no annotation file for val, only for train; looked for annotations/instances_val2017",
     ):
         open_detection(write(tmp_path, document()), "val")
 

@@ -7,25 +7,26 @@ from typing import Literal
 
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
 from visualtokens.cli.verb import Result, Verb, options_of_task
+from visualtokens.tasks.options import DataOptions
 
 # The other options depend on the task.
-COMMON = ("checkpoint", "data", "split", "batch", "size", "workers", "device")
+COMMON = ("checkpoint", "data", "val_share", "data_args", "split", "batch", "size", "workers", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(DataOptions):
     """Evaluate a checkpoint on a dataset, by the metrics of its task."""
 
     checkpoint: str
     """Checkpoint folder that `vtok train --out` wrote."""
 
     data: str
-    """Images to evaluate on: digits, digit_scenes, folder:PATH or npz:FILE. For segmentation digit_scenes,
-    masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes or
-    coco:PATH."""
+    """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE, wds:PATH or
+    hfds:NAME. For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH;
+    for detection digit_scenes or coco:PATH."""
 
-    split: Literal["train", "val"] = "val"
-    """Split of the data."""
+    split: Literal["train", "val", "test"] = "val"
+    """Split of the data: train, val or test."""
 
     batch: int | None = None
     """Images per step; by default 64, for segmentation 16, for detection 4."""
@@ -59,7 +60,7 @@ def run(config: EvalConfig) -> Result:
     options = options_of_task(config, task, common=COMMON, own=task.eval_options)
     if config.size is not None:
         checkpoint = task.resize(checkpoint, config.size)
-    dataset = task.open_data(config.data, config.split, model=checkpoint.model)
+    dataset = task.open_data(checkpoint, config.data, config.split, **config.data_options)
     require_classes(config.data, dataset.classes, config.checkpoint, classes)
     loading = Loading(batch=task.eval_batch if config.batch is None else config.batch, workers=config.workers)
     batches = task.loader(dataset, checkpoint.preprocess, loading)

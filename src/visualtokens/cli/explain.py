@@ -13,6 +13,7 @@ from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import write_atomically
 from visualtokens.tables import printable, table
+from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage, ImageDataset
@@ -24,7 +25,7 @@ PAGE = "explanation.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainConfig:
+class ExplainConfig(DataOptions):
     """Show which regions of an image determine a checkpoint's prediction."""
 
     image: str = ""
@@ -60,10 +61,10 @@ class ExplainConfig:
     """Measure on --data how faithful the maps are, compared with other methods."""
 
     data: str = ""
-    """Images for --faithfulness: digits, digit_scenes, folder:PATH or npz:FILE."""
+    """Images for --faithfulness: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE or npz:FILE."""
 
-    split: Literal["train", "val"] = "val"
-    """Split of the data."""
+    split: Literal["train", "val", "test"] = "val"
+    """Split of the data: train, val or test."""
 
     masks: str = ""
     """Folder of foreground masks with the names of the images of --data, for localization metrics:
@@ -195,7 +196,7 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
         raise UserError("--faithfulness needs images to measure on; give --data")
     if config.images < 1:
         raise UserError(f"images={config.images} must be at least 1")
-    dataset = open_dataset(config.data, config.split)
+    dataset = open_dataset(config.data, config.split, **config.data_options)
     refuse_overwriting([save], _measured_files(config, dataset))
     setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
     methods = config.methods or list(METHODS)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from visualtokens.cli.bench import parse_size
 from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.verb import Failure, Result, Verb, data_arguments
 from visualtokens.errors import UserError, unknown
+from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,7 +25,7 @@ SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds, for the curve
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReduceConfig:
+class ReduceConfig(DataOptions):
     """Make a vision transformer faster by reducing its tokens, and measure what that costs."""
 
     model: str
@@ -51,11 +52,11 @@ class ReduceConfig:
     """Budget: maximum milliseconds per batch, by default of one image."""
 
     data: str | None = None
-    """Images to evaluate on: digits, digit_scenes, folder:PATH, npz:FILE. Reports the accuracy if their
-    classes are those of the model, else the agreement with the whole model."""
+    """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE. Reports the
+    accuracy if their classes are those of the model, else the agreement with the whole model."""
 
-    split: Literal["train", "val"] = "val"
-    """Split of the data."""
+    split: Literal["train", "val", "test"] = "val"
+    """Split of the data: train, val or test."""
 
     images: int = 256
     """Number of images to evaluate on, evenly spaced; 0 takes all."""
@@ -109,7 +110,11 @@ def _measure(config: ReduceConfig) -> Result:
     from visualtokens.data import open_dataset
     from visualtokens.tune.tradeoff import spread_schedules, tradeoff
 
-    dataset = None if config.data is None else open_dataset(config.data, config.split)
+    if config.data is None and config.data_options:
+        raise UserError(f"{next(iter(config.data_options))} has no effect without --data; leave it out")
+    dataset = None
+    if config.data is not None:
+        dataset = open_dataset(config.data, config.split, **config.data_options)
     if config.save is not None:
         refuse_overwriting([Path(config.save)], _input_files(config, dataset))
     _check_out(config)
@@ -304,9 +309,12 @@ def _images(
     import torch
 
     from visualtokens.data import BadImage
+    from visualtokens.data.base import with_classes
 
     if dataset is None:
         return None, None, []
+    if classes is not None:
+        dataset = with_classes(dataset, classes)
     wanted = min(limit or len(dataset), len(dataset))
     images, labels, bad = [], [], []
     for i in range(wanted):
@@ -350,13 +358,14 @@ def _search(config: ReduceConfig) -> Result:
     if not Path(config.model).exists():
         raise UserError(f"--search starts from a checkpoint folder, and {config.model!r} does not exist")
     out, data, price = str(config.out), str(config.data), float(config.lambda_ or 0)
+    options = config.train | ({"data_args": config.data_options} if config.data_options else {})
     try:
         found = search(
             config.model,
             data=data,
             out=out,
             price=price,
-            options=config.train | {"epochs": config.search_epochs},
+            options=options | {"epochs": config.search_epochs},
         )
         tuned = finetune(
             found.start,
@@ -364,7 +373,7 @@ def _search(config: ReduceConfig) -> Result:
             out=Path(out) / config.method,
             method=config.method,
             keep=found.keep,
-            options=config.train | {"epochs": config.epochs},
+            options=options | {"epochs": config.epochs},
         )
     except Interrupted as stop:
         return Result(str(stop), {"signal": stop.signal}, code=128 + stop.signal)
@@ -378,7 +387,7 @@ def _search(config: ReduceConfig) -> Result:
         f"{cost / 1e9:.3f} GMACs, {cost / whole:.0%} of the whole model's\n"
         f"accuracy {found.soft.accuracy or 0:.1%} with soft extraction, "
         f"{tuned.accuracy or 0:.1%} with {config.method} after fine-tuning\n"
-        f"saved in {tuned.out}; try: vtok eval --checkpoint {quote(tuned.out)} --data {quote(data)}"
+        f"saved in {tuned.out}; try: vtok eval --checkpoint {quote(tuned.out)} {data_arguments(data, config)}"
     )
     document = {
         "lambda": price,

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.verb import Failure, Result, Verb, data_arguments
 from visualtokens.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def _text(config: TrainConfig, result: TrainResult) -> str:
         f"{config.model}: {reached} after {len(result.history)} of {config.epochs} epochs "
         f"({result.seconds:.0f} s, {result.images_per_second:.0f} images/s, "
         f"{result.data_wait:.1%} of the time waiting for images)\n"
-        f"saved in {result.out}; try: vtok eval --checkpoint {quote(result.out)} --data {quote(config.data)}"
+        f"saved in {result.out}; "
+        f"try: vtok eval --checkpoint {quote(result.out)} {data_arguments(config.data, config)}"
     )
 
 

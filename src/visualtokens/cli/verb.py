@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from visualtokens.errors import UserError
-from visualtokens.tasks.options import default_of
+from visualtokens.tasks.options import DataOptions, default_of
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage
@@ -60,3 +62,12 @@ def options_of_task(config: Any, task: Task, *, common: Sequence[str], own: Sequ
                 f"{name}={value} has no effect: {config.checkpoint} was trained to {task.name}; leave it out"
             )
     return given
+
+
+def data_arguments(data: str, config: DataOptions) -> str:
+    """Return the arguments with which another verb opens the same data: ``--data …`` and its options."""
+    given = {"data": data} | {f"data_args.{name}": value for name, value in config.data_args.items()}
+    if config.val_share is not None:
+        given["val_share"] = config.val_share
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
+    return " ".join(f"--{name} {quote(text)}" for name, text in texts.items())

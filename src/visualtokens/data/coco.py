@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from visualtokens.data.base import Split, brief, check_class_count, check_split, is_inside, is_int
+from visualtokens.data.base import SPLITS, Split, brief, check_class_count, check_split, is_inside, is_int
 from visualtokens.data.decode import BadAnnotation, BadImage, max_pixels, read_image
 from visualtokens.data.detection import DetectionDataset, Objects
 from visualtokens.errors import UserError
@@ -150,7 +150,9 @@ def _find(base: Path, patterns: Sequence[str], split: Split, *, folder: bool) ->
             return candidate
     tried = ", ".join(str(candidate.relative_to(base)) for candidate in candidates)
     what = "folder of images" if folder else "annotation file"
-    raise UserError(f"{base} has no {what} for {split}; looked for {tried}")
+    others = [s for s in SPLITS if any((base / pattern.format(split=s)).exists() for pattern in patterns)]
+    only = f", only for {', '.join(others)}" if others else ""
+    raise UserError(f"{base} has no {what} for {split}{only}; looked for {tried}")
 
 
 def _read_json(file: Path) -> Any:

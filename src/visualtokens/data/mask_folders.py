@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from visualtokens.data.base import Split, check_split
+from visualtokens.data.base import SPLITS, Split, check_split
 from visualtokens.data.decode import EXTENSIONS, MASK_EXTENSIONS, BadAnnotation, read_image, read_mask
 from visualtokens.data.folder import Walk
 from visualtokens.data.segmentation import IGNORE, Mask, SegmentationDataset
@@ -46,7 +46,7 @@ class MaskFolder(SegmentationDataset):
     """
 
     def __init__(self, kind: str, root: str | Path, split: Split) -> None:
-        check_split(split)
+        check_split(split, source=f"{kind}:{root}", has=("train", "val") if kind in NO_TEST else SPLITS)
         base = Path(root).expanduser()
         if not base.is_dir():
             raise UserError(f"{base} {'is a file, not a folder' if base.exists() else 'does not exist'}")
@@ -167,6 +167,7 @@ LAYOUTS: Mapping[str, Callable[[Path, Split], Layout]] = {
     "cocostuff": cocostuff,
     "lip": lip,
 }
+NO_TEST = ("ade20k", "cocostuff", "lip")  # the masks of their test images are not public
 
 
 def _table(classes: int, *, first: int = 0, ignore: Sequence[int] = (IGNORE,)) -> Table:

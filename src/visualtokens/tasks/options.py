@@ -23,7 +23,34 @@ CLASSIFICATION_ONLY = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions:
+class DataOptions:
+    """How ``data`` is opened."""
+
+    val_share: float | None = None
+    """Share of the training images held out for validation, where the data have no validation split, such as
+    0.2. They are always the same images."""
+
+    data_args: dict[str, Any] = field(default_factory=dict)
+    """Further options of the dataset, such as --data_args.label breed for the column of the labels in
+    csv:FILE."""
+
+    def __post_init__(self) -> None:
+        share = self.val_share
+        if share is not None and not 0 < share <= 1:
+            raise UserError(f"val_share={share} must be more than 0 and at most 1")
+        if share is not None and "val_share" in self.data_args:
+            raise UserError("val_share and data_args.val_share are the same option; give one of them")
+        if "seed" in self.data_args:
+            raise UserError("data_args may not hold 'seed'; leave it out")
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """The options with which the dataset is opened: ``data_args`` and ``val_share``."""
+        return self.data_args if self.val_share is None else {**self.data_args, "val_share": self.val_share}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(DataOptions):
     """What a run learns, from which data, with which model. ``TrainConfig`` adds how it is trained."""
 
     model: str
@@ -31,9 +58,9 @@ class TaskOptions:
     mask_rcnn, cascade_mask_rcnn or retinanet, each with such a model as --model_args.backbone."""
 
     data: str
-    """Training and validation images: digits, digit_scenes, folder:PATH, npz:FILE, wds:PATH or hfds:NAME.
-    For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for
-    detection digit_scenes or coco:PATH."""
+    """Training and validation images: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE,
+    wds:PATH or hfds:NAME. For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH
+    or lip:PATH; for detection digit_scenes or coco:PATH."""
 
     task: str = "classify"
     """What to learn: classify (one label per image), segment (one class per pixel) or detect (boxes and
@@ -85,6 +112,7 @@ class TaskOptions:
     """Further arguments of the model, such as --model_args.drop_rate 0.2."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._require("size", self.size is None or self.size >= 1, "at least 1")
         for name in ("mixup", "cutmix"):
             self._require(name, 0 <= getattr(self, name) < math.inf, "at least 0")

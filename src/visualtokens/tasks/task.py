@@ -55,8 +55,11 @@ class Task(ABC):
         preprocessing."""
 
     @abstractmethod
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> Any:
-        """Open a dataset to evaluate ``model`` on; it has ``classes`` and a length."""
+    def open_data(self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any) -> Any:
+        """Open a dataset to evaluate a trained model on; it has ``classes`` and a length.
+
+        ``options`` are those of the dataset.
+        """
 
     @abstractmethod
     def loader(self, dataset: Any, preprocess: Any, loading: Loading) -> ExampleLoader[Any]:
@@ -296,6 +299,12 @@ def sum_over_processes(total: Tensor) -> Tensor:
 
 def require_classes(data: str, found: Sequence[str], checkpoint: str, known: Sequence[str]) -> None:
     """Raise :class:`UserError` if a dataset has other classes than a checkpoint."""
+    new = sorted(set(found) - set(known))
+    if new and len(new) < len(set(found)):
+        raise UserError(
+            f"{data} has classes that {checkpoint} was not trained for: {_names(new)}; "
+            "remove them from the data, or give another checkpoint"
+        )
     if list(found) != list(known):
         raise UserError(
             f"{data} has {_brief(found)}, but {checkpoint} was trained for {_brief(known)}; "
@@ -304,8 +313,11 @@ def require_classes(data: str, found: Sequence[str], checkpoint: str, known: Seq
 
 
 def _brief(classes: Sequence[str]) -> str:
-    shown = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
-    return f"{len(classes)} classes ({shown})"
+    return f"{len(classes)} classes ({_names(classes)})"
+
+
+def _names(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
 
 
 # The registry.

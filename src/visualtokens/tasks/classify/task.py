@@ -27,6 +27,7 @@ from visualtokens.data import (
     create_loader,
     open_dataset,
 )
+from visualtokens.data.base import with_classes
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line
 from visualtokens.tasks.classify.evaluation import (
@@ -64,7 +65,8 @@ class Classify(Task):
     predict_options = ("top",)
 
     def open(self, options: TaskOptions) -> ClassifyTraining:
-        train_set, val_set = open_dataset(options.data, "train"), open_dataset(options.data, "val")
+        train_set = open_dataset(options.data, "train", **options.data_options)
+        val_set = open_dataset(options.data, "val", **options.data_options)
         classes = train_set.classes
         model_args = all_model_args(options)
         model = build_model(options.model, classes=len(classes), model_args=model_args)
@@ -131,8 +133,8 @@ class Classify(Task):
         model = build_model(architecture, classes=len(classes), model_args=model_args, cfg=cfg)
         return model, classes, preprocess_for(model)
 
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> ImageDataset:
-        return open_dataset(data, split)
+    def open_data(self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any) -> ImageDataset:
+        return with_classes(open_dataset(data, split, **options), checkpoint.classes)
 
     def loader(self, dataset: ImageDataset, preprocess: Preprocess, loading: Loading) -> Loader[Batch]:
         return create_loader(dataset, preprocess, train=False, **vars(loading))

@@ -47,7 +47,8 @@ class Detect(Task):
         if options.model not in DETECTORS:
             raise unknown("detector", options.model, DETECTORS)
         masks = DETECTORS[options.model].has_masks
-        train_set, val_set = (open_detection(options.data, split, masks=masks) for split in ("train", "val"))
+        train_set = _open_data(options.data, "train", masks, options.data_options)
+        val_set = _open_data(options.data, "val", masks, options.data_options)
         model_args = _model_args(options)
         model = build(options.model, classes=len(train_set.classes), model_args=model_args)
         if options.init is not None:
@@ -81,8 +82,10 @@ class Detect(Task):
         transform.min_size, transform.max_size = (size,), long_side(size)
         return checkpoint
 
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> DetectionDataset:
-        return open_detection(data, split, masks=bool(model.has_masks))
+    def open_data(
+        self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any
+    ) -> DetectionDataset:
+        return _open_data(data, split, bool(checkpoint.model.has_masks), options)
 
     def loader(self, dataset: DetectionDataset, preprocess: Any, loading: Loading) -> Loader[DetectionBatch]:
         return create_detection_loader(dataset, sizing=None, **vars(loading))
@@ -94,6 +97,12 @@ class Detect(Task):
 
     def predict(self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE) -> ImageDetections:
         return ImageDetections(predict(checkpoint.model, image, score=score), checkpoint.classes)
+
+
+def _open_data(data: str, split: Split, masks: bool, options: Mapping[str, Any]) -> DetectionDataset:
+    if "masks" in options:
+        raise UserError("data_args may not hold 'masks': the model decides whether they are needed")
+    return open_detection(data, split, masks=masks, **options)
 
 
 def to_input(image: Image.Image) -> Tensor:

@@ -51,7 +51,8 @@ class Segment(Task):
     eval_batch = 16
 
     def open(self, options: TaskOptions) -> SegmentTraining:
-        train_set, val_set = (open_segmentation(options.data, split) for split in ("train", "val"))
+        train_set = open_segmentation(options.data, "train", **options.data_options)
+        val_set = open_segmentation(options.data, "val", **options.data_options)
         model_args = _model_args(options)
         model = build(options.model, classes=len(train_set.classes), model_args=model_args)
         if options.init is not None:
@@ -101,8 +102,10 @@ class Segment(Task):
             raise UserError(f"its 'preprocess' is damaged: it has no {error}") from error
         return build(head, classes=len(classes), model_args=model_args), classes, preprocess
 
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> SegmentationDataset:
-        return open_segmentation(data, split)
+    def open_data(
+        self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any
+    ) -> SegmentationDataset:
+        return open_segmentation(data, split, **options)
 
     def loader(
         self, dataset: SegmentationDataset, preprocess: SegmentPreprocess, loading: Loading
