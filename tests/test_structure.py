@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": {"tasks", "data"},
     "train": {"tasks", "checkpoint", "data", "models"},
     "bench": {"models"},
-    "tune": {"reduce", "bench", "train", "tasks", "checkpoint"},
+    "tune": {"reduce", "bench", "train", "tasks", "checkpoint", "converters", "data"},
     "report": {"explain", "data"},
 }
 SHELLS = {"__init__", "cli", "demo", "papers"}  # may import every part

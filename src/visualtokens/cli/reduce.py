@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from visualtokens.cli.bench import parse_size
 from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
@@ -17,10 +17,11 @@ from visualtokens.tasks.options import DataOptions
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from visualtokens.data import BadImage, ImageDataset, Preprocess
+    from visualtokens.data import ImageDataset
     from visualtokens.tune.planning import Plan
     from visualtokens.tune.tradeoff import Tradeoff
 
+CALIBRATION = 64  # photos
 SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds, for the curve
 
 
@@ -34,13 +35,13 @@ class ReduceConfig(DataOptions):
     weights: str | None = None
     """Weights of a named model: a .safetensors or .pth file, or pretrained to fetch timm's; else random."""
 
-    method: str = "weighted_kmedoids"
-    """Reduction method: kmeans, weighted_kmeans, kmedoids, weighted_kmedoids, power_bert, importance,
-    random, merge or conv."""
+    method: str = "weighted_merge"
+    """Reduction method: weighted_merge, merge, kmeans, weighted_kmeans, kmedoids, weighted_kmedoids,
+    power_bert, importance, random or conv."""
 
     keep: str | float | int | None = None
     """Tokens to keep: the share after the last block (0.5), the number to drop per block (-13), a published
-    schedule (deit_small/3), or one number per block (196,150,120,…)."""
+    schedule (deit_small/3), a saved plan (plan.json), or one number per block (196,150,120,…)."""
 
     macs: float | None = None
     """Budget: maximum multiply-adds per image; values up to 1 are a share of the whole model's."""
@@ -50,6 +51,13 @@ class ReduceConfig(DataOptions):
 
     latency: float | None = None
     """Budget: maximum milliseconds per batch, by default of one image."""
+
+    calibrate: str | None = None
+    """For a budget: folder of photos, without labels, by which the blocks to drop tokens in are chosen. 64 of
+    them are used; a ViT-B takes minutes."""
+
+    plan: str | None = None
+    """For a budget: file for the schedule, plan.json for example, which --keep plan.json takes."""
 
     data: str | None = None
     """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE. Reports the
@@ -100,6 +108,9 @@ def run(config: ReduceConfig) -> Result:
     if config.method not in METHODS:
         raise unknown("method", config.method, METHODS)
     budgets = [n for n in ("keep", "macs", "speedup", "latency") if getattr(config, n) is not None]
+    for name in ("calibrate", "plan"):
+        if getattr(config, name) is not None and budgets in ([], ["keep"]):
+            raise UserError(f"--{name} needs a budget; give --macs, --speedup or --latency")
     if len(budgets) > 1 or (budgets and config.search):
         conflicting = [*budgets, *(["search"] if config.search else [])]
         raise UserError(f"--{' and --'.join(conflicting)} exclude each other; give one of them")
@@ -108,6 +119,7 @@ def run(config: ReduceConfig) -> Result:
 
 def _measure(config: ReduceConfig) -> Result:
     from visualtokens.data import open_dataset
+    from visualtokens.tune.inputs import open_model, read_photos, sample_images, save_reduced
     from visualtokens.tune.tradeoff import spread_schedules, tradeoff
 
     if config.data is None and config.data_options:
@@ -118,16 +130,21 @@ def _measure(config: ReduceConfig) -> Result:
     if config.save is not None:
         refuse_overwriting([Path(config.save)], _input_files(config, dataset))
     _check_out(config)
-    checkpoint = _open(config)
-    model, classes, preprocess = checkpoint.model, checkpoint.classes, checkpoint.preprocess
+    size = None if config.size is None else parse_size(config.size)
+    opened = open_model(config.model, weights=config.weights, size=size)
+    model, classes, preprocess = opened.model, opened.classes, opened.preprocess
     size = preprocess.size
     batch = config.batch or (1 if config.latency is not None else 8)
-    images, labels, bad = _images(
+    images, labels, bad = sample_images(
         dataset, preprocess, classes, count=getattr(model, "num_classes", 0), limit=config.images
     )
     warn_unreadable(bad)
     method: Any = config.method
-    name, keep, plan = _requested(config, model, size=size, batch=batch)
+    photos = None
+    if config.calibrate is not None:
+        photos, unread = read_photos(config.calibrate, preprocess, limit=CALIBRATION)
+        warn_unreadable(unread)
+    name, keep, plan = _requested(config, model, size=size, batch=batch, photos=photos)
     schedules: dict[str, Any] = {} if keep is None else {name: keep}
     schedules |= spread_schedules(model, method, size=size, shares=SHARES)
     found = tradeoff(
@@ -141,8 +158,10 @@ def _measure(config: ReduceConfig) -> Result:
         rounds=config.rounds,
     )
     saved = None if config.save is None else str(found.save(config.save))
+    if config.plan is not None and plan is not None:
+        plan.save(config.plan)
     if config.out is not None:
-        _save_reduced(config.out, checkpoint, method=method, keep=found.rows[1].keep)
+        save_reduced(config.out, opened, method=method, keep=found.rows[1].keep)
     document = {
         "model": config.model,
         "keep": None if keep is None else list(found.rows[1].keep),
@@ -156,7 +175,7 @@ def _measure(config: ReduceConfig) -> Result:
 
 
 def _requested(
-    config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int
+    config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int, photos: Tensor | None
 ) -> tuple[str, Any, Plan | None]:
     """Return the requested schedule: its name in the table, the schedule, and the plan of a budget."""
     from visualtokens.tune.planning import plan
@@ -165,7 +184,7 @@ def _requested(
         return f"keep {config.keep}"[:24], parse_keep(config.keep), None
     method: Any = config.method
     if config.macs is not None:
-        found = plan(model, macs=config.macs, method=method, size=size)
+        found = plan(model, macs=config.macs, images=photos, method=method, size=size)
         return f"macs {config.macs:g}", found.keep, found
     if config.speedup is None and config.latency is None:
         return "", None, None
@@ -173,6 +192,7 @@ def _requested(
         model,
         speedup=config.speedup,
         latency_ms=config.latency,
+        images=photos,
         method=method,
         size=size,
         batch=batch,
@@ -185,7 +205,7 @@ def _requested(
 
 def parse_keep(keep: str | float | int) -> Any:
     """Return the ``keep`` argument of ``reduce`` from a command-line value."""
-    if not isinstance(keep, str) or "/" in keep:
+    if not isinstance(keep, str) or "/" in keep or keep.endswith(".json"):
         return keep
     try:
         numbers = [float(part) if "." in part else int(part) for part in keep.split(",")]
@@ -194,45 +214,6 @@ def parse_keep(keep: str | float | int) -> Any:
             f"keep={keep!r} is not valid; give 0.5, -13, deit_small/3 or one number per block: 196,150,…"
         ) from error
     return numbers if "," in keep else numbers[0]
-
-
-class _Opened(NamedTuple):
-    """The model to reduce."""
-
-    model: nn.Module
-    classes: list[str] | None  # their names, if known
-    preprocess: Preprocess
-    model_args: dict[str, Any]  # that it was built with
-
-
-def _open(config: ReduceConfig) -> _Opened:
-    """Return the model at the requested size."""
-    from visualtokens.checkpoint import load_checkpoint
-    from visualtokens.reduce.blocks import check_reducible, transformer
-    from visualtokens.tasks.timm_models import preprocess_for
-
-    classes: list[str] | None = None
-    model_args: dict[str, Any] = {}
-    wanted = None if config.size is None else parse_size(config.size)
-    if Path(config.model).exists():
-        if config.weights is not None:
-            raise UserError(f"{config.model!r} has weights of its own; leave --weights out")
-        checkpoint = load_checkpoint(config.model)
-        model, classes, preprocess = checkpoint.model, checkpoint.classes, checkpoint.preprocess
-        model_args = dict(checkpoint.config.get("model_args", {}))
-    else:
-        model = _named(config.model, config.weights, wanted)
-        preprocess = preprocess_for(model)
-    vit: Any = transformer(model)
-    check_reducible(vit)
-    if "reduction" in vit.__dict__:
-        raise UserError(f"{config.model!r} is already reduced; give a checkpoint of the whole model")
-    if wanted is not None:
-        model_args["img_size"] = list(wanted)
-        if wanted != tuple(vit.patch_embed.img_size):
-            vit.set_input_size(img_size=wanted)
-    size = tuple(vit.patch_embed.img_size)
-    return _Opened(model.eval(), classes, replace(preprocess, size=size), model_args)
 
 
 def _check_out(config: ReduceConfig) -> None:
@@ -246,48 +227,6 @@ def _check_out(config: ReduceConfig) -> None:
         raise UserError(f"{config.out!r} exists already; give an --out that does not exist, or remove it")
 
 
-def _save_reduced(out: str, opened: _Opened, *, method: str, keep: tuple[int, ...]) -> None:
-    """Write the reduced model as a checkpoint folder."""
-    from visualtokens.checkpoint import save_checkpoint
-    from visualtokens.reduce import reduce, restore
-    from visualtokens.tasks.timm_models import class_names
-
-    classes = opened.classes or class_names(opened.model)
-    reduce(opened.model, method, keep=keep)
-    save_checkpoint(
-        out,
-        opened.model,
-        classes=classes,
-        preprocess=opened.preprocess,
-        model_args=opened.model_args,
-        training={},
-    )
-    restore(opened.model)
-
-
-def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.Module:
-    """Return a timm model."""
-    import timm
-
-    from visualtokens.converters import convert
-    from visualtokens.files import one_line
-
-    if not timm.is_model(name):
-        raise unknown("model (or checkpoint folder)", name, timm.list_models())
-    sized = {} if size is None else {"img_size": size}
-    if weights is None or weights == "pretrained":
-        return timm.create_model(name, pretrained=weights is not None, **sized)
-    if not Path(weights).is_file():
-        raise UserError(f"weights {weights!r} is not a file; give a .safetensors or .pth file, or pretrained")
-    found = convert(weights, name)
-    model = timm.create_model(name, num_classes=found.classes, **sized)
-    try:
-        model.load_state_dict(found.state_dict)
-    except RuntimeError as error:
-        raise UserError(f"{weights} does not fit {name!r} (is --size right?): {one_line(error)}") from error
-    return model
-
-
 def _input_files(config: ReduceConfig, dataset: ImageDataset | None) -> Iterator[str | Path]:
     """Yield the files that are read."""
     yield from checkpoint_files(config.model)
@@ -295,41 +234,6 @@ def _input_files(config: ReduceConfig, dataset: ImageDataset | None) -> Iterator
         yield config.weights
     if dataset is not None:
         yield from map(dataset.path, range(len(dataset)))
-
-
-def _images(
-    dataset: ImageDataset | None,
-    preprocess: Preprocess,
-    classes: list[str] | None,
-    *,
-    count: int,
-    limit: int,
-) -> tuple[Tensor | None, Tensor | None, list[BadImage]]:
-    """Return images ``(B, 3, H, W)``, labels ``(B,)`` if the classes match, and unreadable images."""
-    import torch
-
-    from visualtokens.data import BadImage
-    from visualtokens.data.base import with_classes
-
-    if dataset is None:
-        return None, None, []
-    if classes is not None:
-        dataset = with_classes(dataset, classes)
-    wanted = min(limit or len(dataset), len(dataset))
-    images, labels, bad = [], [], []
-    for i in range(wanted):
-        try:
-            image, label = dataset[i * len(dataset) // wanted]
-        except BadImage as error:
-            bad.append(error)
-            continue
-        images.append(preprocess(image))
-        labels.append(label)
-    if not images:
-        raise UserError(f"none of the {wanted} images of --data could be read; the first: {bad[0]}")
-    # Only the number of classes of a timm model is known.
-    same = dataset.classes == classes if classes is not None else len(dataset.classes) == count
-    return torch.stack(images), torch.tensor(labels) if same else None, bad
 
 
 def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | None) -> str:

@@ -115,7 +115,7 @@ def plan(
         share = _expected_share(model, name, budget, size)
         profile = calibrate(model, images, share=share, method=method, progress=progress).profile
     rungs = ladder(model, method, size=size, profile=profile)
-    about = dict(
+    about: dict[str, Any] = dict(
         method=method,
         size=size,
         patches=rungs[0].keep[0],
