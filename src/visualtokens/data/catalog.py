@@ -17,7 +17,8 @@ from visualtokens.data.decode import max_pixels
 from visualtokens.data.detection import DetectionDataset, SceneObjects
 from visualtokens.data.folder import ImageFolder
 from visualtokens.data.listed import ListedImages
-from visualtokens.data.mask_folders import LAYOUTS, MaskFolder
+from visualtokens.data.mask_folders import MaskFolder
+from visualtokens.data.mask_layouts import LAYOUTS
 from visualtokens.data.scenes import DigitScenes
 from visualtokens.data.segmentation import SceneMasks, SegmentationDataset
 from visualtokens.data.timm_readers import HubImages, TarShards
