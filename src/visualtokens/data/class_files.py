@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from visualtokens.data.base import brief, is_int
-from visualtokens.data.mask_classes import MAX_NUMBER, Label, parse_colour, parse_number
+from visualtokens.data.mask_classes import MAX_NUMBER, OPTION, Label, parse_colour, parse_number
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line, read_json_value
 
@@ -57,7 +57,7 @@ def open_classes(classes: Any, colors: Any, root: Path) -> list[Label] | None:
         file = next((path for path in places if path.is_file()), None)
         if file is None:
             if colors is not None:
-                raise UserError(f"colors={brief(colors)} needs names; give 'classes' too")
+                raise UserError(f"colors={brief(colors)} needs names; give {OPTION}classes")
             return None
         labels, source = read_classes(file), str(file)
     return _numbered(_with_colours(labels, colors), source)

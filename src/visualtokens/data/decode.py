@@ -157,7 +157,7 @@ def read_mask(
             if colours == "refuse":
                 why = (
                     f"{image.mode} holds colours; save one number per pixel (a grey or palette PNG) or give "
-                    "the colour of every class"
+                    "the colour of every class (--data_args.colors)"
                 )
                 raise BadAnnotation(name, image_id, "mode", why)
             return _colours(image) if colours == "rgb" else _numbers(image.convert("L"))
@@ -238,8 +238,15 @@ def _numbers(image: Image.Image) -> NDArray[np.integer]:
 def _colours(image: Image.Image) -> NDArray[np.uint8]:
     """The pixels ``(H, W, 3)`` of an image, without transparency."""
     out = np.empty((image.height, image.width, 3), np.uint8)
+    image.load()
+    table = np.zeros((256, 3), np.uint8)
+    if image.mode == "P":  # Pillow's conversion warns about transparency
+        palette = np.array(image.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
+        table[: len(palette)] = palette
     for left, top, right, bottom in _tiles(image.size):
-        out[top:bottom, left:right] = np.asarray(image.crop((left, top, right, bottom)).convert("RGB"))
+        tile = image.crop((left, top, right, bottom))
+        pixels = table[np.asarray(tile)] if image.mode == "P" else np.asarray(tile.convert("RGB"))
+        out[top:bottom, left:right] = pixels
     return out
 
 

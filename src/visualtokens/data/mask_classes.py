@@ -19,6 +19,7 @@ from visualtokens.tables import printable
 MAX_NUMBER = 65_535  # in a mask of 16 bits
 STRIP = 256  # rows of a mask whose colours are looked up at once, which bounds the memory
 SHOWN = 12  # classes or colours in a message
+OPTION = "--data_args."  # how options are given on the command line
 _HEX = re.compile(r"#([0-9a-fA-F]{6})")
 _DECIMAL = re.compile(r"[(\[]?\s*([0-9]{1,3})[\s,]+([0-9]{1,3})[\s,]+([0-9]{1,3})\s*[)\]]?")
 
@@ -76,10 +77,10 @@ class Legend:
     def _wrong_numbers(self, values: NDArray[np.integer], missing: NDArray[np.bool_], place: str) -> str:
         wrong, pixels = np.unique(values[missing]).tolist(), int(missing.sum())
         held = ranges(np.unique(values).tolist())
+        hint = f"; add {wrong[0]} to {OPTION}ignore or {OPTION}mapping" if 0 <= wrong[0] <= MAX_NUMBER else ""
         return (
             f"the mask holds {held}, but {ranges(wrong)} {'have' if len(wrong) > 1 else 'has'} no class "
-            f"({_count(pixels)}, {place}); expected {self._expected_numbers()}; add {ranges(wrong[:1])} to "
-            "'ignore' or 'mapping'"
+            f"({_count(pixels)}, {place}); expected {self._expected_numbers()}{hint}"
         )
 
     def _expected_numbers(self) -> str:
@@ -97,7 +98,7 @@ class Legend:
         known = [(c, k) for c, k in zip(self.codes.tolist(), self.code_classes.tolist(), strict=True)]
         shown = ", ".join(f"{_colour_text(code)} {self._class_text(k)}" for code, k in known[:SHOWN])
         more = f" and {len(known) - SHOWN} others" if len(known) > SHOWN else ""
-        return f"{text}, {place}); expected {shown}{more}; add it to 'ignore' or give it a class"
+        return f"{text}, {place}); expected {shown}{more}; give it a class or add it to {OPTION}ignore"
 
     def _class_text(self, index: int) -> str:
         return "(ignored)" if index == IGNORE else printable(self.classes[index])
@@ -228,8 +229,8 @@ def _map(labels: Sequence[Label] | None, mapping: Any) -> list[tuple[str | None,
     for key, target in mapping.items():
         if not isinstance(target, str) and not is_int(target):
             raise UserError(
-                f"mapping: {brief(target)} of {brief(key)} is not the name of a class; to leave it out, give "
-                f"ignore={brief(key)}"
+                f"mapping: {brief(target)} of {brief(key)} is not the name of a class; to leave it out, add "
+                f"{brief(key)} to {OPTION}ignore"
             )
     targets = {key: str(target).strip() for key, target in mapping.items()}
     by_name = {key: target for key, target in targets.items() if key in names}
@@ -237,7 +238,7 @@ def _map(labels: Sequence[Label] | None, mapping: Any) -> list[tuple[str | None,
     if None in numbers:
         key = next(key for key in targets if key not in by_name and parse_number(key) is None)
         if labels is None:
-            raise UserError(f"mapping names {brief(key)}, but no class has this name; give 'classes' too")
+            raise UserError(f"mapping names {brief(key)}, but no class has this name; give {OPTION}classes")
         raise unknown("class in mapping", str(key), names)
     if by_name and numbers:
         raise UserError(
@@ -304,7 +305,7 @@ class _Ignored:
                 if not in_colour:
                     raise UserError(
                         f"ignore={brief(ignore)}: {brief(item)} is a colour, but the classes have none; give "
-                        "them with 'colors'"
+                        f"them with {OPTION}colors"
                     )
                 self.colours.add(colour)
             elif isinstance(item, str):

@@ -12,7 +12,7 @@ from PIL import Image
 from visualtokens.data.base import SPLITS, Split, check_split
 from visualtokens.data.class_files import CLASS_FILES
 from visualtokens.data.decode import BadAnnotation, read_image, read_mask
-from visualtokens.data.mask_classes import create_legend
+from visualtokens.data.mask_classes import OPTION, create_legend
 from visualtokens.data.mask_layouts import LAYOUT_OPTIONS, LAYOUTS, NO_TEST, Options
 from visualtokens.data.segmentation import IGNORE, Mask, SegmentationDataset
 from visualtokens.errors import UserError
@@ -68,7 +68,7 @@ class MaskFolder(SegmentationDataset):
         if layout.labels is None and mapping is None:
             raise UserError(
                 f"{base / CLASS_FILES[0]} does not exist; write the name of each class on a line of its own, "
-                "or give 'classes'"
+                f"or give {OPTION}classes"
             )
         legend = create_legend(
             layout.labels,
@@ -115,6 +115,6 @@ class MaskFolder(SegmentationDataset):
             first, second = self.classes
             raise UserError(
                 f"masks such as {self.pairs[0].mask} hold {' and '.join(map(str, sorted(found)))}, but "
-                f"{second!r} is 1 and 255 is ignored; if 255 is {second!r}, give mapping={{0: {first}, "
-                f"255: {second}}}, otherwise ignore=255"
+                f"{second!r} is 1 and 255 is ignored; if 255 is {second!r}, give {OPTION}mapping "
+                f"'{{0: {first}, 255: {second}}}', otherwise {OPTION}ignore 255"
             )

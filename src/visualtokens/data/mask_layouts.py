@@ -12,7 +12,7 @@ from visualtokens.data.base import SPLITS, Split, held_out
 from visualtokens.data.class_files import open_classes, read_classes, read_lines
 from visualtokens.data.decode import EXTENSIONS, MASK_EXTENSIONS
 from visualtokens.data.folder import Walk
-from visualtokens.data.mask_classes import Label
+from visualtokens.data.mask_classes import OPTION, Label
 from visualtokens.data.published_classes import (
     ADE20K,
     CAMVID,
@@ -246,7 +246,9 @@ def _pairs(
     if missing and every_image:
         first = missing[0]
         similar = next((path for id, path in sorted(mask_of.items()) if id.startswith(first)), None)
-        named = f"; {similar} has another ending, which 'suffix' can give" if similar and not suffix else ""
+        named = (
+            f"; {similar} has another ending, which {OPTION}suffix gives" if similar and not suffix else ""
+        )
         raise UserError(
             f"{len(missing)} of {len(image_of)} images in {images} have no mask in {masks}, such as "
             f"{image_of[first]}; add {masks / first}{suffix}.png or remove the image{named}"
@@ -281,7 +283,7 @@ def _part(pairs: list[Pair], split: Split, val_share: float | None, source: Path
     """The pairs of a split where ``val_share`` of all are held out."""
     if val_share is None:
         raise UserError(
-            f"{source} has no validation split; give val_share=0.2 to hold out a share of its images"
+            f"{source} has no validation split; give --val_share 0.2 to hold out a fifth of its images"
         )
     if split == "test":
         raise UserError(f"{source} has no test split; its images are split into train and val by val_share")
