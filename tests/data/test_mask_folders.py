@@ -242,7 +242,7 @@ def test_masks_of_0_and_255(masks: Path) -> None:
         Image.fromarray(np.full(size, 255 * (name == "b.png"), np.uint8)).save(masks / "masks/train" / name)
     spec = f"masks:{masks}"
     with pytest.raises(
-        UserError, match=r"hold 0 and 255, but 'b' is 1 .* mapping '\{0: a, 255: b\}', otherwise"
+        UserError, match=r"hold 0 and 255, but 'b' is 1 .*mapping '\{0: a, 255: b\}', otherwise"
     ):
         open_segmentation(spec, "train", classes=["a", "b"])
     given = open_segmentation(spec, "train", classes=["a", "b"], mapping={0: "a", 255: "b"})

@@ -156,7 +156,7 @@ def create_legend(
     in_colour: bool = False,
     ignored: Iterable[int] = (IGNORE,),
     mapping: Any = None,
-    ignore: Any = None,
+    ignore: Any = (),
 ) -> Legend:
     """The legend of masks with these labels, whose classes are in the order of the labels.
 
@@ -289,7 +289,7 @@ class _Ignored:
         self.numbers: set[int] = set()
         self.colours: set[Colour] = set()
         known = {label.name for label in labels} | {label.name for _, label in mapped}
-        items = ignore if isinstance(ignore, list | tuple) else [] if ignore is None else [ignore]
+        items = ignore if isinstance(ignore, list | tuple) else [ignore]
         if in_colour and parse_colour(items) is not None:
             red, green, blue = items
             raise UserError(
@@ -313,7 +313,7 @@ class _Ignored:
             else:
                 raise UserError(
                     f"ignore={brief(ignore)}: {brief(item)} is not a number from 0 to {MAX_NUMBER}, the name "
-                    "of a class or a colour such as 128,64,128"
+                    "of a class or a colour, which is written 128,64,128 because # begins a comment"
                 )
 
     def drops(self, label: Label, before: str | None) -> bool:

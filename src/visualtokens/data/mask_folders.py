@@ -52,7 +52,7 @@ class MaskFolder(SegmentationDataset):
         classes: str | Sequence[Any] | Mapping[Any, Any] | None = None,
         colors: Sequence[Any] | Mapping[str, Any] | None = None,
         mapping: Mapping[Any, str] | None = None,
-        ignore: int | str | Sequence[Any] | None = None,
+        ignore: int | str | Sequence[Any] = (),
         suffix: str | None = None,
         val_share: float | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class MaskFolder(SegmentationDataset):
         self.pairs = layout.pairs
         self.legend = legend
         self.keep_ratio = layout.keep_ratio
-        if kind == "masks" and mapping is None and ignore is None:
+        if kind == "masks" and mapping is None and ignore == ():
             self._check_white()
 
     def __len__(self) -> int:
