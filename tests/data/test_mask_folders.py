@@ -150,14 +150,16 @@ def test_masks_with_a_suffix(tmp_path: Path) -> None:
 
 
 def test_images_and_masks_in_one_folder(tmp_path: Path) -> None:
-    for split in ("train", "valid"):
-        save(tmp_path / split / "a.png", tmp_path / split / "a_mask.png", [[0, 2]])
-    (tmp_path / "valid").rename(tmp_path / "val")
+    for folder in ("train", "valid"):
+        save(tmp_path / folder / "a.png", tmp_path / folder / "a_mask.png", [[0, 2]])
     (tmp_path / "train/_classes.csv").write_text("Pixel Value, Class\n0, background\n2, dog\n")
     val = open_segmentation(f"masks:{tmp_path}", "val", suffix="_mask")
     assert val.classes == ["background", "dog"]
     assert [Path(val.path(i)).name for i in range(len(val))] == ["a.png"]
     assert val[0][1].tolist() == [[0, 1]]
+    (tmp_path / "val").mkdir()
+    with pytest.raises(UserError, match=r"has both .*/val and .*/valid; rename one of them"):
+        open_segmentation(f"masks:{tmp_path}", "train", suffix="_mask")
 
 
 # What masks hold.

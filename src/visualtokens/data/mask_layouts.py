@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from visualtokens.data.base import SPLITS, Split, held_out
+from visualtokens.data.base import SPLIT_OF, Split, split_rows
 from visualtokens.data.class_files import open_classes, read_classes, read_lines
 from visualtokens.data.decode import EXTENSIONS, MASK_EXTENSIONS
 from visualtokens.data.folder import Walk
@@ -60,11 +60,16 @@ class Layout:
 def masks(root: Path, split: Split, options: Options) -> Layout:
     """``images/<split>/**.jpg`` and ``masks/<split>/**.png``, or ``<split>/images`` and ``<split>/masks``.
 
-    With a ``suffix``, images and masks may lie together in ``<split>``. Without a folder for val, or without
-    folders for any split, ``val_share`` of the images are held out.
+    With a ``suffix``, images and masks may lie together in ``<split>``. The folder of val may be called valid
+    or validation. Without it, or without folders for any split, ``val_share`` of the images are held out.
     """
     suffix, share = options.suffix or "", options.val_share
-    found = {each: folders for each in SPLITS if (folders := _split_folders(root, each, suffix))}
+    found: dict[str, tuple[Path, Path]] = {}
+    for name, each in SPLIT_OF.items():
+        if folders := _split_folders(root, name, suffix):
+            if each in found:
+                raise UserError(f"{root} has both {found[each][0]} and {folders[0]}; rename one of them")
+            found[each] = folders
     own = split == "test" or "val" in found
     if share is not None and "val" in found:
         raise UserError(f"val_share={share} has no effect: {root} has a split val; leave it out")
@@ -287,9 +292,8 @@ def _part(pairs: list[Pair], split: Split, val_share: float | None, source: Path
         )
     if split == "test":
         raise UserError(f"{source} has no test split; its images are split into train and val by val_share")
-    held = held_out([pair.id for pair in pairs], val_share)
-    part = [pair for pair, out in zip(pairs, held.tolist(), strict=True) if out == (split == "val")]
-    return _not_empty(part, source)
+    rows = split_rows(split, [pair.id for pair in pairs], val_share, source=str(source))
+    return [pairs[row] for row in rows]
 
 
 def _listed_pairs(
