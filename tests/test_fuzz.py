@@ -86,6 +86,8 @@ def masks(kind: str, root: Path) -> list[Sample]:
     pictures = {"grey": grey, "palette": grey.convert("P"), "bits": Image.fromarray(values > 2)}
     if kind in ("PNG", "TIFF"):
         pictures["deep"] = Image.fromarray(values.astype(np.uint16))
+    if kind != "GIF":
+        pictures["colours"] = grey.convert("RGB")
     found = []
     for name, picture in pictures.items():
         if kind == "PPM" and name == "palette":
@@ -93,7 +95,7 @@ def masks(kind: str, root: Path) -> list[Sample]:
         (root / name).mkdir()
         (root / name / "x").write_bytes(encode(picture, format=kind))
         repair = repair_png if kind == "PNG" else None
-        found.append(Sample(root / name, "x", lambda folder: read_mask(folder / "x"), repair))
+        found.append(Sample(root / name, "x", lambda folder: read_mask(folder / "x", colours="rgb"), repair))
     return found
 
 

@@ -326,6 +326,33 @@ def test_masks_of_one_and_of_sixteen_bits(tmp_path: Path) -> None:
     assert read_mask(tmp_path / "deep.png").tolist() == deep.tolist()
 
 
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "P with transparency"])
+def test_masks_of_colours(tmp_path: Path, mode: str) -> None:
+    """Colours are returned as they are: not blended, not averaged."""
+    numbers = np.random.default_rng(0).integers(0, 4, (600, 3), dtype=np.uint8)  # more than one tile
+    table = np.array([(0, 0, 0), (128, 64, 128), (1, 2, 3), (255, 255, 254)], np.uint8)
+    if mode.startswith("P"):
+        image = Image.fromarray(numbers)
+        image.putpalette(table.tobytes())
+    else:
+        image = Image.fromarray(table[numbers]).convert(mode)
+        if mode == "RGBA":
+            image.putalpha(Image.fromarray(numbers * 60))
+    options = {"transparency": bytes((0, 100, 255, 255))} if "with" in mode else {}
+    image.save(tmp_path / "m.png", **options)
+    assert np.array_equal(read_mask(tmp_path / "m.png", colours="rgb"), table[numbers])
+    if mode.startswith("P"):
+        assert np.array_equal(read_mask(tmp_path / "m.png"), numbers)
+
+
+def test_grey_masks_are_numbers_even_where_colours_are_expected(tmp_path: Path) -> None:
+    Image.fromarray(MASK).save(tmp_path / "m.png")
+    assert read_mask(tmp_path / "m.png", colours="rgb").tolist() == MASK.tolist()
+    Image.new("F", (2, 2)).save(tmp_path / "f.tif")
+    for colours in ("refuse", "grey", "rgb"):
+        assert "F holds float pixels" in str(mask_error(tmp_path / "f.tif", colours=colours))
+
+
 def mask_error(path: Path, **options: str) -> BadAnnotation:
     with pytest.raises(BadAnnotation) as caught:
         read_mask(path, **options)

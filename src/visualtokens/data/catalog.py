@@ -17,7 +17,8 @@ from visualtokens.data.decode import max_pixels
 from visualtokens.data.detection import DetectionDataset, SceneObjects
 from visualtokens.data.folder import ImageFolder
 from visualtokens.data.listed import ListedImages
-from visualtokens.data.mask_folders import LAYOUTS, MaskFolder
+from visualtokens.data.mask_folders import MaskFolder
+from visualtokens.data.mask_layouts import LAYOUTS
 from visualtokens.data.scenes import DigitScenes
 from visualtokens.data.segmentation import SceneMasks, SegmentationDataset
 from visualtokens.data.timm_readers import HubImages, TarShards
@@ -104,6 +105,9 @@ def open_segmentation(spec: str, split: Split, /, *, seed: int = 0, **options: A
     ``digit_scenes``        handwritten digits on cluttered canvases of 128×128
     ``digit_scenes:96x160`` the same, 96 high and 160 wide
     ``masks:/path``         ``images/train/*.jpg``, ``masks/train/*.png``, ``classes.txt``
+    ``camvid:/path``        CamVid with 11 classes: ``train`` and ``trainannot``, or the original
+    ``cityscapes:/path``    ``leftImg8bit`` and ``gtFine`` with 19 classes
+    ``voc:/path``           ``VOCdevkit/VOC2012`` with 21 classes
     ``pets:/path``          Oxford-IIIT Pet with its trimaps: pet, background, border
     ``ade20k:/path``        ``ADEChallengeData2016``: ``images/training``, ``annotations/…``
     ``cocostuff:/path``     ``train2017`` and its stuff maps; things are ignored

@@ -16,6 +16,7 @@ from visualtokens.data import Loader, Split, open_segmentation
 from visualtokens.data.segmentation import (
     IGNORE,
     SEGMENT_PRESETS,
+    Colour,
     SegmentationDataset,
     SegmentAugment,
     SegmentBatch,
@@ -27,7 +28,7 @@ from visualtokens.errors import UserError, unknown
 from visualtokens.tables import printable
 from visualtokens.tasks.initialize import initialize_dense
 from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
-from visualtokens.tasks.schema import check_input
+from visualtokens.tasks.schema import check_colours, check_input
 from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference, predict
 from visualtokens.tasks.segment.models import Segmenter, build
@@ -86,6 +87,8 @@ class Segment(Task):
         if "preprocess" not in config:
             raise UserError("its 'preprocess' is damaged: there is none")
         check_input(config["preprocess"], "preprocess", size="size", dims=2)
+        if "label_colors" in config:
+            check_colours(config["label_colors"], config["num_classes"])
 
     def build(self, config: Mapping[str, Any]) -> tuple[Segmenter, list[str], SegmentPreprocess]:
         head, classes, model_args = self.described(config)
@@ -146,7 +149,7 @@ class Segment(Task):
             classes=checkpoint.classes,
             inference=_inference(checkpoint, scales=scales, flip=flip, window=window),
         )
-        return Segmentation(labels, checkpoint.classes)
+        return Segmentation(labels, checkpoint.classes, checkpoint.config.get("label_colors"))
 
 
 def _model_args(options: TaskOptions) -> dict[str, Any]:
@@ -207,6 +210,8 @@ class SegmentTraining(Training[SegmentBatch]):
         self._description = task.describe(head, classes=self.classes, model_args=model_args) | {
             "preprocess": asdict(preprocess)
         }
+        if train_set.colours is not None:
+            self._description["label_colors"] = [list(colour) for colour in train_set.colours]
 
     def train_loader(self, loading: Loading) -> Loader[SegmentBatch]:
         return create_segment_loader(
@@ -245,6 +250,7 @@ class Segmentation(Prediction):
 
     labels: Tensor  # (H, W) uint8, on the CPU
     classes: Sequence[str]
+    colours: Sequence[Colour] | None = None  # of the dataset that the model was trained on
 
     @property
     def shares(self) -> dict[str, float]:
@@ -261,10 +267,12 @@ class Segmentation(Prediction):
 
     def draw(self, image: Image.Image) -> Image.Image:
         """Return the image with every pixel tinted by its class, and a legend."""
-        return overlay(image, self.labels, classes=self.classes)
+        return overlay(image, self.labels, classes=self.classes, colours=self.colours)
 
     def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
-        drawn, indices = save_prediction(image, self.labels, classes=self.classes, out=folder, name=name)
+        drawn, indices = save_prediction(
+            image, self.labels, classes=self.classes, colours=self.colours, out=folder, name=name
+        )
         return {"overlay": drawn, "classes": indices}
 
 
