@@ -34,7 +34,7 @@ from PIL import Image
 from tests.damage import damage, repair_png, repair_zip
 from tests.data.test_decode import encode
 from tests.data.test_decode import samples as image_samples
-from tests.squares import write_squares
+from tests.squares import write_squares, write_voc, write_yolo
 from visualtokens.data.decode import FORMATS as IMAGE_FORMATS
 from visualtokens.data.decode import MASK_FORMATS, read_image, read_mask
 from visualtokens.errors import UserError
@@ -162,6 +162,26 @@ def annotations(root: Path) -> list[Sample]:
     return [Sample(root / "squares", "annotations/instances_val2017.json", read)]
 
 
+def labels(kind: str, root: Path) -> list[Sample]:
+    """The files of YOLO's or Pascal VOC's layout."""
+    from visualtokens.data import open_detection
+
+    folder = root / kind
+    if kind == "yolo":
+        write_yolo(folder, train=2, val=3, polygons=True)
+        files = ["labels/val/1.txt", "labels/val/2.txt", "data.yaml"]
+    else:
+        write_voc(folder, train=2, val=3)
+        files = ["Annotations/val_1.xml", "Annotations/val_2.xml", "ImageSets/Main/val.txt"]
+
+    def read(folder: Path) -> None:
+        objects = open_detection(f"{kind}:{folder}", "val", masks=kind == "yolo")
+        for index in range(len(objects)):
+            objects[index]
+
+    return [Sample(folder, file, read) for file in files]
+
+
 def arrays(root: Path) -> list[Sample]:
     from visualtokens.data import open_dataset
 
@@ -241,6 +261,8 @@ FORMATS = {
     "model.safetensors": Format(functools.partial(checkpoints, "model.safetensors")),
     "run": Format(runs),
     "coco": Format(annotations),
+    "yolo": Format(functools.partial(labels, "yolo")),
+    "voc": Format(functools.partial(labels, "voc")),
     "npz": Format(arrays),
     "csv": Format(functools.partial(tables, "csv")),
     "parquet": Format(functools.partial(tables, "parquet"), needs="pyarrow"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from tests.squares import write_squares
+from tests.squares import CLASSES, write_pennfudan, write_squares, write_voc, write_yolo
 from visualtokens.cli import main
 from visualtokens.tasks.detect.detections import ImageDetections, truth
 
@@ -30,14 +31,16 @@ def data(root: Path) -> str:
     return write_squares(root / "data")
 
 
+SMALL = ["--model_args.backbone", "resnet18", "--model_args.width", "16", "--size", "64", "--batch", "4"]
+SMALL += ["--model_args.backbone_args", '{"channels": [8, 16, 16, 16]}', "--device", "cpu", "--lr", "0.002"]
+SMALL += ["--model_args.hidden", "32", "--model_args.regions", "16"]
+
+
 @pytest.fixture(scope="module")
 def run(root: Path, data: str) -> str:
     out = str(root / "run")
-    model = ["--task", "detect", "--model", "mask_rcnn", "--model_args.backbone", "resnet18"]
-    small = ["--model_args.backbone_args", '{"channels": [8, 16, 16, 16]}', "--model_args.width", "16"]
-    small += ["--model_args.hidden", "32", "--model_args.regions", "16"]
-    given = ["--data", data, "--out", out, "--size", "64", "--batch", "4", "--epochs", "4", "--lr", "0.002"]
-    assert main(["train", *model, *small, *given, "--device", "cpu"]) == 0
+    given = ["--data", data, "--out", out, "--epochs", "4"]
+    assert main(["train", "--task", "detect", "--model", "mask_rcnn", *SMALL, *given]) == 0
     return out
 
 
@@ -100,3 +103,54 @@ def test_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         found.save(image, tmp_path, name)
     assert picture.read_bytes() == before
     assert list(tmp_path.iterdir()) == [picture]
+
+
+@pytest.mark.parametrize(
+    ("write", "model", "options", "classes"),
+    [
+        (write_yolo, "faster_rcnn", (), CLASSES),
+        (partial(write_yolo, polygons=True), "mask_rcnn", (), CLASSES),
+        (write_voc, "faster_rcnn", (), CLASSES[:2]),
+        (write_pennfudan, "mask_rcnn", ("--val_share", "0.2"), ["pedestrian"]),
+        (write_pennfudan, "faster_rcnn", ("--val_share", "0.2", "--data_args.classes", "man"), ["man"]),
+    ],
+    ids=["yolo", "yolo polygons", "voc", "penn-fudan", "penn-fudan boxes"],
+)
+def test_other_layouts_are_trained_on_as_they_are(
+    vtok: Vtok,
+    tmp_path: Path,
+    write: Callable[[Path], str],
+    model: str,
+    options: tuple[str, ...],
+    classes: list[str],
+) -> None:
+    data = write(tmp_path / "data")
+    out = tmp_path / "run"
+    given = ("--data", data, *options)
+    code, _, err = vtok(
+        "train", "--task", "detect", "--model", model, *SMALL, *given, "--epochs", "1", "--out", out
+    )
+    assert code == 0, err
+    code, text, err = vtok("eval", "--checkpoint", out, *given, "--device", "cpu", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(text)
+    assert (document["classes"], document["images"]) == (classes, 4)
+    assert (document["masks"] is None) == (model == "faster_rcnn")
+    photo = next((tmp_path / "data").rglob("1.png"), None) or tmp_path / "data/JPEGImages/val_1.png"
+    given = (photo, "--checkpoint", out, "--out", tmp_path / "pictures", "--score", "0", "--device", "cpu")
+    code, text, err = vtok("predict", *given, "--json")
+    assert (code, err) == (0, "")
+    objects = json.loads(text)["predictions"][0]["objects"]
+    assert {each["class"] for each in objects} <= set(classes)
+    assert all(("mask_pixels" in each) == (model == "mask_rcnn") for each in objects)
+
+
+@pytest.mark.parametrize("write", [write_yolo, write_voc])
+def test_data_without_masks_ask_for_a_detector_of_boxes(
+    vtok: Vtok, tmp_path: Path, write: Callable[[Path], str]
+) -> None:
+    data = write(tmp_path / "data")
+    given = ("--data", data, "--out", tmp_path / "run")
+    code, _, err = vtok("train", "--task", "detect", "--model", "mask_rcnn", *SMALL, *given)
+    assert code == 2
+    assert "train a detector of boxes (--model faster_rcnn)" in err

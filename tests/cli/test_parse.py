@@ -145,7 +145,7 @@ BOMB = b"model_args:\n  a0: &a0 [1, 1]\n" + b"".join(
         (BOMB, "config file '{path}' has more than 100,000 values with its aliases expanded"),
         (b"lr: &x [*x]", "config file '{path}' has more than 100,000 values with its aliases expanded"),
         (b"lr: " + b"[" * 100_000, "config file '{path}' is nested too deeply"),
-        (b"lr: " + b"1" * 1_000_000, "config file '{path}' has 1.0 MB; options fit into 1 MB"),
+        (b"lr: " + b"1" * 1_000_000, "config file '{path}' has 1.0 MB; at most 1 MB are read"),
     ],
     ids=range(14),
 )

@@ -15,7 +15,7 @@ import pytest
 from PIL import ExifTags, Image, ImageOps
 
 from visualtokens.data import BadImage, read_image
-from visualtokens.data.decode import BadAnnotation, as_rgb, read_mask
+from visualtokens.data.decode import BadAnnotation, as_rgb, read_header, read_mask
 from visualtokens.errors import UserError
 
 WHITE, BLACK, RED = (255, 255, 255), (0, 0, 0), (255, 0, 0)
@@ -135,6 +135,21 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
     image = read_image(tmp_path / "e.png")
     np.testing.assert_array_equal(np.asarray(image), TURNS[orientation](stored))
     assert not image.getexif()  # so that it is not applied twice
+    assert read_header(tmp_path / "e.png") == ("PNG", image.size)
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.gif", "a.bmp", "a.tiff", "a.webp", "a.ppm"])
+def test_headers_have_the_format_and_size(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    Image.new("RGB", (31, 17)).save(path)
+    with Image.open(path) as image:
+        assert read_header(path) == (image.format, (31, 17))
+    if path.suffix != ".webp":  # which Pillow reads whole
+        path.write_bytes(path.read_bytes()[:-1])
+        assert read_header(path).size == (31, 17)
+    path.write_bytes(b"no image")
+    with pytest.raises(BadImage, match="not an image in a known format"):
+        read_header(path)
 
 
 def exif_block(*entries: bytes) -> bytes:

@@ -21,6 +21,7 @@ VERBS = {
     "predict": "Print, and draw, what a checkpoint predicts for your images.",
     "explain": "Show which regions of an image determine a checkpoint's prediction.",
     "models": "List the models of this library with their sizes.",
+    "data": "Check a dataset before training: splits, classes, sizes and bad files.",
     "bench": "Compare the speed and memory of models on this machine.",
     "reduce": "Make a vision transformer faster by reducing its tokens, and measure what that costs.",
     "papers": "Show the published figures of the papers beside those of this library.",

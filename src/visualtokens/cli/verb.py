@@ -24,7 +24,11 @@ class Verb:
     config: type
     run: Callable[[Any], Result | Stream]  # takes a ``config``
     example: str
-    positional: str | None = None  # the field that is given without a name
+    positional: str | tuple[str, ...] = ()  # the fields that are given without their names
+
+    @property
+    def positionals(self) -> tuple[str, ...]:
+        return (self.positional,) if isinstance(self.positional, str) else self.positional
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,16 @@ from visualtokens.data.coco import CocoObjects
 from visualtokens.data.decode import max_pixels
 from visualtokens.data.detection import DetectionDataset, SceneObjects
 from visualtokens.data.folder import ImageFolder
+from visualtokens.data.instances import LAYOUTS as INSTANCE_LAYOUTS
+from visualtokens.data.instances import InstanceMasks
 from visualtokens.data.listed import ListedImages
 from visualtokens.data.mask_folders import MaskFolder
 from visualtokens.data.mask_layouts import LAYOUTS
 from visualtokens.data.scenes import DigitScenes
 from visualtokens.data.segmentation import SceneMasks, SegmentationDataset
 from visualtokens.data.timm_readers import HubImages, TarShards
+from visualtokens.data.voc import VocObjects
+from visualtokens.data.yolo import YoloObjects
 from visualtokens.errors import UserError, unknown
 
 D = TypeVar("D")
@@ -41,6 +45,9 @@ SEGMENTATION: Mapping[str, Callable[..., SegmentationDataset]] = {
 }
 DETECTION: Mapping[str, Callable[..., DetectionDataset]] = {  # these take ``masks`` as well
     "coco": CocoObjects,
+    "yolo": YoloObjects,
+    "voc": VocObjects,
+    **{kind: partial(InstanceMasks, kind) for kind in INSTANCE_LAYOUTS},
 }
 TASK_OF = {
     kind: task
@@ -87,6 +94,10 @@ def open_detection(
     ``digit_scenes``        handwritten digits on cluttered canvases of 128×128
     ``digit_scenes:96x160`` the same, 96 high and 160 wide
     ``coco:/path``          COCO's layout, see :class:`~visualtokens.data.coco.CocoObjects`
+    ``yolo:/path``          YOLO's layout, see :class:`~visualtokens.data.yolo.YoloObjects`
+    ``voc:/path``           Pascal VOC's boxes, see :class:`~visualtokens.data.voc.VocObjects`
+    ``instances:/path``     a mask of object numbers per image: ``images``, ``masks``
+    ``pennfudan:/path``     Penn-Fudan's pedestrians: ``PNGImages``, ``PedMasks``
     ======================  =================================================================
 
     ``masks=False`` omits the masks, for a detector of boxes. ``options`` are the other keyword-only arguments

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+_SIDEWAYS = {_UPRIGHT[orientation] for orientation in (5, 6, 7, 8)}  # these swap width and height
 
 
 class BadImage(UserError):
@@ -125,6 +128,27 @@ def decode_image(source: Path | BinaryIO, name: str) -> Image.Image:
         image = image.convert("RGB") if image.mode != "RGB" else image
         image.info = {}  # it still holds the EXIF orientation, which must not be applied twice
         return image
+
+
+class Header(NamedTuple):
+    """What the first bytes of an image file say about it."""
+
+    format: str  # one of FORMATS
+    size: tuple[int, int]  # width and height of the upright image
+
+
+def read_header(path: str | Path) -> Header:
+    """Format and size of the image at ``path``, without decoding it; other files raise :class:`BadImage`."""
+    name, limit = str(path), max_pixels()
+    with (
+        _damage_as_bad_image(name, f"a known format ({', '.join(FORMATS)})"),
+        _opened(Path(path), name, FORMATS, limit) as image,
+    ):
+        width, height = image.size
+        # The method of a PNG file decodes the pixels, to find what stands behind them.
+        orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+        size = (height, width) if _UPRIGHT.get(orientation) in _SIDEWAYS else (width, height)
+        return Header(str(image.format), size)
 
 
 def read_mask(

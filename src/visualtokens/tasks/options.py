@@ -55,7 +55,7 @@ class TaskOptions(DataOptions):
 
     model: str
     """Model: one of `vtok models` or any timm model. For segmentation fpn, vt_fpn or upernet, for detection
-    mask_rcnn, cascade_mask_rcnn or retinanet, each with such a model as --model_args.backbone."""
+    mask_rcnn, cascade_mask_rcnn, faster_rcnn or retinanet; each has such a model as --model_args.backbone."""
 
     data: str
     """Training and validation images: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
-from visualtokens.data.coco import masks_library, to_run_lengths
+from visualtokens.data.annotations import masks_library, to_run_lengths
 from visualtokens.data.decode import BadImage
 from visualtokens.data.detection import DetectionBatch, Objects, to_floats
 from visualtokens.errors import UserError
