@@ -66,28 +66,70 @@ def _takes_none(hint: Any) -> bool:
 def _parser(name: str, purpose: str, verb: Verb, hints: dict[str, Any]) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"vtok {name}",
+        usage=_usage(name, verb),
         description=f"{purpose}\n\nexample:\n  {verb.example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         exit_on_error=False,
         allow_abbrev=False,
     )
-    described = _descriptions(verb.config)
-    for field in sorted(dataclasses.fields(verb.config), key=lambda field: not _is_required(field)):
-        _add(
-            parser,
-            field,
-            hints[_spelled(field)],
-            described[field.name],
-            positional=field.name == verb.positional,
-        )
+    described = descriptions(verb.config)
+    for title, fields in grouped_fields(verb).items():
+        group = parser.add_argument_group(title)
+        for field in fields:
+            _add(
+                group,
+                field,
+                hints[_spelled(field)],
+                described[field.name],
+                positional=field.name == verb.positional,
+            )
     parser.add_argument("--json", action="store_true", help="Print the result as one JSON document.")
     parser.add_argument(
         "--config", action="config", help="YAML file with options; command-line options override it."
     )
+    for action in parser._actions:
+        if "--help" in action.option_strings:
+            action.help = "Describe the options."
+        elif "--print_config" in action.option_strings:
+            action.help, action.metavar = "Print all options as YAML and exit.", ""
+    parser._optionals.title = "general"
+    parser._action_groups = sorted(parser._action_groups, key=lambda group: group is parser._optionals)
     return parser
 
 
-def _descriptions(config: type) -> dict[str, str]:
+def help_text(name: str, purpose: str, verb: Verb) -> str:
+    """Return the text of ``vtok VERB --help``."""
+    types = get_type_hints(verb.config)
+    hints = {_spelled(field): types[field.name] for field in dataclasses.fields(verb.config)}
+    return _parser(name, purpose, verb, hints).format_help()
+
+
+def grouped_fields(verb: Verb) -> dict[str, list[dataclasses.Field[Any]]]:
+    """Return the fields under each title of the help; those that no group names come last."""
+    fields = sorted(dataclasses.fields(verb.config), key=lambda field: not _is_required(field))
+    named = {field.name: field for field in fields}
+    groups = {
+        title: [named.pop(name) for name in names if name in named] for title, names in verb.groups.items()
+    }
+    if named:
+        groups["other options" if groups else "options"] = list(named.values())
+    return groups
+
+
+def _usage(name: str, verb: Verb) -> str:
+    """Return the command with its required options."""
+    words = []
+    for field in dataclasses.fields(verb.config):
+        if field.name == verb.positional:
+            shown = _metavar(field)
+            several = f" [{shown} ...]" if str(field.type).startswith("list") else ""
+            words.insert(0, f"{shown}{several}" if _is_required(field) else f"[{shown}]")
+        elif _is_required(field):
+            words.append(f"--{_spelled(field)} {_spelled(field).upper()}")
+    return " ".join(["vtok", name, *words, "[options]"])
+
+
+def descriptions(config: type) -> dict[str, str]:
     """Return the docstring of every field, those of base classes included."""
     return {
         param.arg_name: " ".join((param.description or "").split())
@@ -98,18 +140,22 @@ def _descriptions(config: type) -> dict[str, str]:
 
 
 def _add(
-    parser: ArgumentParser, field: dataclasses.Field[Any], hint: Any, description: str, *, positional: bool
+    parser: Any, field: dataclasses.Field[Any], hint: Any, description: str, *, positional: bool
 ) -> None:
-    """Add the option of one field."""
+    """Add the option of one field to a parser or a group."""
     default = default_of(field)
     shows_default = bool(default) or (isinstance(default, (int, float)) and hint is not bool)
     text = (description + (f" (default: {default})" if shows_default else "")).replace("%", "%%")
     several = get_origin(hint) is list
     if positional:
         # SUPPRESS keeps the value of a config file if none is typed.
-        shown, nargs = field.name.removesuffix("s").upper(), "*" if several else "?"
         parser.add_argument(
-            field.name, type=str, nargs=nargs, default=argparse.SUPPRESS, metavar=shown, help=text
+            field.name,
+            type=str,
+            nargs="*" if several else "?",
+            default=argparse.SUPPRESS,
+            metavar=_metavar(field),
+            help=text,
         )
     elif hint is bool:
         parser.add_argument(f"--{_spelled(field)}", action="store_true", help=text)
@@ -128,6 +174,10 @@ def _add(
 def _spelled(field: dataclasses.Field[Any]) -> str:
     """Return the name of the option: ``lambda_``, which Python needs, becomes ``lambda``."""
     return field.name.removesuffix("_")
+
+
+def _metavar(field: dataclasses.Field[Any]) -> str:
+    return field.name.removesuffix("s").upper()
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

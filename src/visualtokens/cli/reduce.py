@@ -12,6 +12,7 @@ from visualtokens.cli.bench import parse_size
 from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
 from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
+from visualtokens.progress import count, hardware, header, one_image, parameters, track
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -114,6 +115,7 @@ def _measure(config: ReduceConfig) -> Result:
     model, classes, preprocess = _open(config)
     size = preprocess.size
     batch = config.batch or (1 if config.latency is not None else 8)
+    _log_header(config, model, preprocess, dataset)
     images, labels, bad = _images(
         dataset, preprocess, classes, count=getattr(model, "num_classes", 0), limit=config.images
     )
@@ -142,6 +144,19 @@ def _measure(config: ReduceConfig) -> Result:
         "saved": saved,
     }
     return Result(_text(config, found, chosen=keep is not None, saved=saved), document)
+
+
+def _log_header(
+    config: ReduceConfig, model: nn.Module, preprocess: Preprocess, dataset: ImageDataset | None
+) -> None:
+    """Log what is measured, unless stderr is a terminal."""
+    size = f"{preprocess.size[0]}×{preprocess.size[1]}"
+    rows = {"model": f"{config.model}, {parameters(model)}, input {size}", "method": config.method}
+    if dataset is not None:
+        number = min(config.images or len(dataset), len(dataset))
+        classes = count(len(dataset.classes), "class", "classes")
+        rows["data"] = f"{config.data}, split {config.split}, {count(number, 'image')}, {classes}"
+    header(rows | {"device": hardware(next(model.parameters()).device)})
 
 
 def _requested(
@@ -259,7 +274,7 @@ def _images(
         return None, None, []
     wanted = min(limit or len(dataset), len(dataset))
     images, labels, bad = [], [], []
-    for i in range(wanted):
+    for i in track(range(wanted), "read", unit="images", images=one_image):
         try:
             image, label = dataset[i * len(dataset) // wanted]
         except BadImage as error:
@@ -342,9 +357,17 @@ def _search(config: ReduceConfig) -> Result:
     return Result(text, document, silent=not tuned.is_main)
 
 
+GROUPS = {
+    "model": ("model", "weights", "size"),
+    "reduction, by one of keep, macs, speedup and latency": ("method", "keep", "macs", "speedup", "latency"),
+    "data": ("data", "split", "images"),
+    "measurement": ("batch", "rounds", "save"),
+    "search for a schedule": ("search", "lambda_", "out", "search_epochs", "epochs", "train"),
+}
 VERB = Verb(
     config=ReduceConfig,
     run=run,
+    groups=GROUPS,
     example="vtok reduce deit_small_patch16_224 --speedup 2 --data folder:photos --save curve.png",
     positional="model",
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from visualtokens.errors import UserError
@@ -23,6 +23,8 @@ class Verb:
     run: Callable[[Any], Result | Stream]  # takes a ``config``
     example: str
     positional: str | None = None  # the field that is given without a name
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # titles and fields of parts of --help
+    light: bool = False  # needs no model, so that torch is not imported
 
 
 @dataclass(frozen=True)

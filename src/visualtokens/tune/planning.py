@@ -20,6 +20,7 @@ from visualtokens.bench import Spread, Timings, interleave, machine, matmul_cana
 from visualtokens.bench.comparison import Candidate, Run, prepare
 from visualtokens.bench.timing import quartiles
 from visualtokens.errors import UserError, unknown
+from visualtokens.progress import count, stage
 from visualtokens.reduce.blocks import transformer
 from visualtokens.reduce.methods import METHODS
 from visualtokens.reduce.reduction import reduce, restore
@@ -219,9 +220,13 @@ class Speedometer:
 
     def __call__(self, keeps: Sequence[tuple[int, ...]], *, rounds: int | None = None) -> list[Measurement]:
         """Measure the plain model, which comes first, and these schedules."""
+        rounds = rounds or self.rounds
+        stage(
+            f"measure the speed: {count(len(keeps), 'schedule')} and the full model, {count(rounds, 'round')}"
+        )
         runs = {str(i): self._run(str(i), self.reduced(keep)) for i, keep in enumerate(keeps)}
         canary = matmul_canary(self.images.device)
-        timings = interleave({FULL: self.full} | runs, rounds=rounds or self.rounds, canary=canary)
+        timings = interleave({FULL: self.full} | runs, rounds=rounds, canary=canary)
         return [self._measurement(timings, name) for name in (FULL, *runs)]
 
     def reduced(self, keep: tuple[int, ...]) -> nn.Module:
