@@ -137,42 +137,38 @@ def _kinds_of_data(description: str) -> tuple[str, ...]:
 
 BASH = r"""# Completes vtok in bash; add this line to ~/.bashrc: source <(vtok completion bash)
 _vtok() {
-    local line=${COMP_LINE:0:COMP_POINT} current=${COMP_WORDS[COMP_CWORD]}
-    local word=${line##*[[:space:]]} kind=words words= options= value= option before
+    local current=${COMP_WORDS[COMP_CWORD]} i=$COMP_CWORD kind=words words= options= prefix= option found
     COMPREPLY=()
-    if (( COMP_CWORD == 1 )); then
+    if (( i == 1 )); then
         COMPREPLY=($(compgen -W '@VERBS@ --help --version' -- "$current"))
         return
     fi
-    if [[ $word == --*=* ]]; then
-        option=${word%%=*} value=${word#*=}
-    else
-        before=${line%"$word"} before=${before%"${before##*[![:space:]]}"}
-        option=${before##*[[:space:]]} value=$word
-    fi
-    [[ $current == [=:] ]] && current=  # bash splits words at these characters
+    # Find the option that the value belongs to. Bash splits the line at = and : as well.
+    if [[ $current == [=:] ]]; then current=; else (( i-- )); fi
+    while [[ ${COMP_WORDS[i]} == : ]]; do prefix=: && (( i -= 2 )); done
+    [[ ${COMP_WORDS[i]} == = ]] && (( i-- ))
+    option=${COMP_WORDS[i]}
     case ${COMP_WORDS[1]} in
 @CASES@
     esac
-    if [[ $word == -* && $word != *=* ]]; then
+    if [[ $current == -* ]]; then
         COMPREPLY=($(compgen -W "$options" -- "$current"))
         [[ ${#COMPREPLY[@]} == 1 && $COMPREPLY == *. ]] && compopt -o nospace 2> /dev/null
         return
     fi
-    if [[ $kind == data ]]; then
-        if [[ $value == *:* ]]; then
-            kind=file words=
-        else
-            compopt -o nospace 2> /dev/null
-        fi
+    if [[ $kind == data && $prefix ]]; then
+        kind=file words= prefix=
+    elif [[ $kind == data && $current == *:* ]]; then  # where bash does not split at :
+        kind=file words= prefix=${current%%:*}: current=${current#*:}
+    elif [[ $kind == data ]]; then
+        compopt -o nospace 2> /dev/null
     fi
     [[ $words ]] && COMPREPLY=($(compgen -W "$words" -- "$current"))
     if [[ $kind == file || $kind == folder ]]; then
-        local found action=-f
-        [[ $kind == folder ]] && action=-d
+        [[ $kind == file ]] && kind=-f || kind=-d
         while IFS= read -r found; do
-            COMPREPLY+=("$found")
-        done < <(compgen $action -- "$current")
+            COMPREPLY+=("$prefix$found")
+        done < <(compgen $kind -- "${current//\\/}")
         compopt -o filenames 2> /dev/null
     fi
 }
