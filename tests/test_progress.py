@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import pty
 import sys
+import termios
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +24,7 @@ from visualtokens.progress import (
     duration,
     hardware,
     header,
+    on_terminal,
     one_image,
     parameters,
     rate,
@@ -154,6 +158,16 @@ def test_text_is_written_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             assert terminal.getvalue()[len(drawn) :].strip("\r ") == "", "the bar is cleared"
             terminal.write("skipped a step\n")
         assert "\nepoch 1/2:" in terminal.getvalue().replace("\r", "")
+
+
+def test_a_terminal_of_no_width_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert not on_terminal()
+        termios.tcsetwinsize(theirs, (25, 80))
+        assert on_terminal()
+    os.close(ours)
 
 
 @pytest.mark.parametrize(("shown", "bar"), [(True, True), (False, False), (None, False)])

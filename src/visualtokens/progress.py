@@ -26,8 +26,13 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 def on_terminal() -> bool:
-    """Return whether stderr is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    """Return whether stderr is a terminal that can show a bar; one of no width cannot."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return False
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except (OSError, ValueError):  # not a file
+        return True
 
 
 class Progress:
