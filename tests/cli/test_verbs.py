@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import visualtokens
 from visualtokens.cli import models
 from visualtokens.cli.verb import Result, Verb
 from visualtokens.data import Batch
@@ -114,18 +113,6 @@ def test_explain_saves_a_page(vtok: Vtok, checkpoint: Path, folder: Path, tmp_pa
     code, _, err = vtok("explain", folder / "0.png", "--checkpoint", checkpoint, "--target", "eleven")
     assert code == 2
     assert err.startswith("error: unknown class 'eleven'")
-
-
-def test_models_lists_sizes(vtok: Vtok) -> None:
-    document = json.loads(vtok("models", "--json")[1])
-    assert [m["name"] for m in document["models"]] == visualtokens.list_models()
-    _, text, _ = vtok("models", "nano")
-    header, row = text.splitlines()
-    assert header.split() == ["model", "parameters", "input"]
-    model = visualtokens.create_model("paca_vit_nano")
-    count = sum(p.numel() for p in model.parameters())
-    assert row.split() == ["paca_vit_nano", f"{count / 1e6:.2f}", "M", "32×32"]
-    assert vtok("models", "*_b0_32")[1].splitlines()[1].startswith("paca_vit_b0_32 ")
 
 
 def test_bench_compares(vtok: Vtok) -> None:

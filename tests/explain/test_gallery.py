@@ -37,15 +37,17 @@ def test_files_that_cannot_be_explained_are_listed(tmp_path: Path) -> None:
     got = explained(tmp_path)
     assert [entry.name for entry in got.entries] == ["a.png", "large.jpg", "sub/<script>/b.jpg"]
     reasons = {bad.path: bad.reason for bad in got.refused}
-    assert sorted(reasons) == ["broken.jpg", "empty.png", "notes.txt", "strip.png"]
+    assert sorted(reasons) == ["broken.jpg", "empty.png", "strip.png"]
+    assert got.ignored == ["notes.txt"]
+    assert got.files == 7
     assert "damaged" in reasons["broken.jpg"]
-    assert "not an image" in reasons["notes.txt"]
     assert "1×3000 pixels, of which the model sees 1×1" in reasons["strip.png"]
     text = got.write(tmp_path / "out" / "gallery.html").read_text(encoding="utf-8")
     page = check_self_contained(text)
     shown = "".join(page.text)
     for name in ("a.png", "b.jpg", "large.jpg (2000×1000)", *reasons):
         assert name in shown
+    assert "notes.txt" not in shown
     assert len(page.find("article")) == 3
 
 
@@ -62,12 +64,14 @@ def test_the_true_class_is_the_name_of_the_parent_folder(tmp_path: Path) -> None
 def test_json(tmp_path: Path) -> None:
     write_photo(tmp_path / "a.png")
     (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty.png").touch()
     document = explained(tmp_path, target=2, top=2).to_dict()
     [entry] = document["explained"]
     assert entry["image"] == "a.png"
     assert entry["target"] == "<b>ird"
     assert len(entry["clusters"]) == 2
-    assert document["unreadable"] == [{"path": "notes.txt", "reason": "empty file"}]
+    assert document["unreadable"] == [{"path": "empty.png", "reason": "empty file"}]
+    assert document["ignored"] == ["notes.txt"]
 
 
 def test_a_folder_without_images(tmp_path: Path) -> None:
@@ -75,8 +79,8 @@ def test_a_folder_without_images(tmp_path: Path) -> None:
         explained(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
     got = explained(tmp_path)
-    assert not got.entries
-    assert "notes.txt" in got.page()
+    assert (got.entries, got.refused, got.ignored) == ([], [], ["notes.txt"])
+    assert "notes.txt" not in got.page()
 
 
 def test_wrong_options_are_not_reported_as_bad_images(tmp_path: Path) -> None:

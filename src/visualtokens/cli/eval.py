@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from visualtokens.cli.output import unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import log_header, unreadable_as_json, warn_unreadable
 from visualtokens.cli.verb import Result, Verb, options_of_task
+from visualtokens.progress import count
 from visualtokens.tasks.options import DataOptions
 
 # The other options depend on the task.
@@ -64,6 +65,13 @@ def run(config: EvalConfig) -> Result:
     require_classes(config.data, dataset.classes, config.checkpoint, classes)
     loading = Loading(batch=task.eval_batch if config.batch is None else config.batch, workers=config.workers)
     batches = task.loader(dataset, checkpoint.preprocess, loading)
+    images = count(len(dataset), "image")
+    log_header(
+        config.checkpoint,
+        checkpoint,
+        data=f"{config.data}, split {config.split}, {images}",
+        workers=config.workers,
+    )
     evaluation = task.evaluate(checkpoint, batches, **options)
     warn_unreadable(evaluation.unreadable)
     document = {
@@ -76,4 +84,10 @@ def run(config: EvalConfig) -> Result:
     return Result(evaluation.text(classes), document)
 
 
-VERB = Verb(config=EvalConfig, run=run, example="vtok eval --checkpoint run/ --data digits")
+GROUPS = {
+    "model": ("checkpoint",),
+    "data": ("data", "split", "size"),
+    "inference, for segmentation": ("scales", "flip", "window"),
+    "hardware and speed": ("device", "batch", "workers"),
+}
+VERB = Verb(config=EvalConfig, run=run, example="vtok eval --checkpoint run/ --data digits", groups=GROUPS)

@@ -1,4 +1,4 @@
-"""What several verbs share: the list of unreadable images, and the protection of input files."""
+"""What several verbs share: the header, the list of unreadable images, the protection of input files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,26 @@ from visualtokens.files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage
+    from visualtokens.tasks import Checkpoint
 
 logger = logging.getLogger(__name__)
 SHOWN = 20
+
+
+def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int = 0, out: str = "") -> None:
+    """Log what a verb is about to do with a checkpoint, unless stderr is a terminal."""
+    from visualtokens.progress import count, hardware, header, parameters
+
+    model = checkpoint.model
+    size = checkpoint.task.input_size(model, checkpoint.preprocess)
+    named = checkpoint.config["architecture"]
+    rows = {
+        "model": f"{named} of {folder}, {parameters(model)}, input {size}",
+        "task": f"{checkpoint.task.name}, {count(len(checkpoint.classes), 'class', 'classes')}",
+        "data": data,
+        "device": hardware(next(model.parameters()).device, workers=workers),
+    }
+    header(rows | ({"output": out} if out else {}))
 
 
 def warn_unreadable(unreadable: Sequence[BadImage]) -> None:

@@ -66,30 +66,73 @@ def _parser(
 ) -> ArgumentParser:
     parser = ArgumentParser(
         prog=f"vtok {name}",
+        usage=_usage(name, verb),
         description=f"{purpose}\n\nexample:\n  {verb.example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         exit_on_error=False,
         allow_abbrev=False,
     )
-    described = _descriptions(verb.config)
-    for field in sorted(dataclasses.fields(verb.config), key=lambda field: not _is_required(field)):
-        _add(
-            parser,
-            field,
-            hints[_spelled(field)],
-            described[field.name],
-            positional=field.name in verb.positionals,
-            # Of several, argparse would take the second one as absent as soon as an option follows the first.
-            exactly_one=len(verb.positionals) > 1 and not with_config,
-        )
+    described = descriptions(verb.config)
+    for title, fields in grouped_fields(verb).items():
+        group = parser.add_argument_group(title)
+        for field in fields:
+            _add(
+                group,
+                field,
+                hints[_spelled(field)],
+                described[field.name],
+                positional=field.name in verb.positionals,
+                # Of several, argparse would take the second as absent if an option follows the first.
+                exactly_one=len(verb.positionals) > 1 and not with_config,
+            )
     parser.add_argument("--json", action="store_true", help="Print the result as one JSON document.")
     parser.add_argument(
         "--config", action="config", help="YAML file with options; command-line options override it."
     )
+    for action in parser._actions:
+        if "--help" in action.option_strings:
+            action.help = "Describe the options."
+        elif "--print_config" in action.option_strings:
+            action.help, action.metavar = "Print all options as YAML and exit.", ""
+    parser._optionals.title = "general"
+    parser._action_groups = sorted(parser._action_groups, key=lambda group: group is parser._optionals)
     return parser
 
 
-def _descriptions(config: type) -> dict[str, str]:
+def help_text(name: str, purpose: str, verb: Verb) -> str:
+    """Return the text of ``vtok VERB --help``."""
+    types = get_type_hints(verb.config)
+    hints = {_spelled(field): types[field.name] for field in dataclasses.fields(verb.config)}
+    return _parser(name, purpose, verb, hints, with_config=False).format_help()
+
+
+def grouped_fields(verb: Verb) -> dict[str, list[dataclasses.Field[Any]]]:
+    """Return the fields under each title of the help; those that no group names come last."""
+    fields = sorted(dataclasses.fields(verb.config), key=lambda field: not _is_required(field))
+    named = {field.name: field for field in fields}
+    groups = {
+        title: [named.pop(name) for name in names if name in named] for title, names in verb.groups.items()
+    }
+    if named:
+        groups["other options" if groups else "options"] = list(named.values())
+    return groups
+
+
+def _usage(name: str, verb: Verb) -> str:
+    """Return the command with its required options."""
+    positional: list[str] = []
+    options: list[str] = []
+    for field in dataclasses.fields(verb.config):
+        if field.name in verb.positionals:
+            shown = _metavar(field)
+            several = f" [{shown} ...]" if str(field.type).startswith("list") else ""
+            positional.append(f"{shown}{several}" if _is_required(field) else f"[{shown}]")
+        elif _is_required(field):
+            options.append(f"--{_spelled(field)} {_spelled(field).upper()}")
+    return " ".join(["vtok", name, *positional, *options, "[options]"])
+
+
+def descriptions(config: type) -> dict[str, str]:
     """Return the docstring of every field, those of base classes included."""
     return {
         param.arg_name: " ".join((param.description or "").split())
@@ -100,7 +143,7 @@ def _descriptions(config: type) -> dict[str, str]:
 
 
 def _add(
-    parser: ArgumentParser,
+    parser: Any,
     field: dataclasses.Field[Any],
     hint: Any,
     description: str,
@@ -108,16 +151,20 @@ def _add(
     positional: bool,
     exactly_one: bool,
 ) -> None:
-    """Add the option of one field."""
+    """Add the option of one field to a parser or a group."""
     default = default_of(field)
     shows_default = bool(default) or (isinstance(default, (int, float)) and hint is not bool)
     text = (description + (f" (default: {default})" if shows_default else "")).replace("%", "%%")
     several = get_origin(hint) is list
     if positional:
         # SUPPRESS keeps the value of a config file if none is typed.
-        shown, nargs = field.name.removesuffix("s").upper(), "*" if several else None if exactly_one else "?"
         parser.add_argument(
-            field.name, type=str, nargs=nargs, default=argparse.SUPPRESS, metavar=shown, help=text
+            field.name,
+            type=str,
+            nargs="*" if several else None if exactly_one else "?",
+            default=argparse.SUPPRESS,
+            metavar=_metavar(field),
+            help=text,
         )
     elif hint is bool:
         parser.add_argument(f"--{_spelled(field)}", action="store_true", help=text)
@@ -136,6 +183,10 @@ def _add(
 def _spelled(field: dataclasses.Field[Any]) -> str:
     """Return the name of the option: ``lambda_``, which Python needs, becomes ``lambda``."""
     return field.name.removesuffix("_")
+
+
+def _metavar(field: dataclasses.Field[Any]) -> str:
+    return field.name.removesuffix("s").upper()
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

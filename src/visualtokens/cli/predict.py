@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visualtokens.cli.output import checkpoint_files, refuse_overwriting
+from visualtokens.cli.output import checkpoint_files, log_header, refuse_overwriting
 from visualtokens.cli.stream import for_each_image, unique_names
 from visualtokens.cli.verb import Stream, Verb, options_of_task
+from visualtokens.progress import count
 from visualtokens.tables import printable
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ def run(config: PredictConfig) -> Stream:
     out = Path(options.pop("out", "predictions"))
     pictures = (out / f"{name}_{kind}.png" for name in unique_names(config.images) for kind in task.pictures)
     refuse_overwriting(pictures, [*config.images, *checkpoint_files(config.checkpoint)])
+    log_header(
+        config.checkpoint,
+        checkpoint,
+        data=count(len(config.images), "image"),
+        out=str(out) if task.pictures else "",
+    )
 
     def describe(image: Image.Image, path: str, name: str) -> tuple[str, dict[str, Any]]:
         prediction = checkpoint.predict(image, **options)

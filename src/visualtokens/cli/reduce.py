@@ -12,12 +12,13 @@ from visualtokens.cli.bench import parse_size
 from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
 from visualtokens.cli.verb import Failure, Result, Verb, data_arguments
 from visualtokens.errors import UserError, unknown
+from visualtokens.progress import count, hardware, header, parameters
 from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from visualtokens.data import ImageDataset
+    from visualtokens.data import ImageDataset, Preprocess
     from visualtokens.tune.planning import Plan
     from visualtokens.tune.tradeoff import Tradeoff
 
@@ -135,6 +136,7 @@ def _measure(config: ReduceConfig) -> Result:
     model, classes, preprocess = opened.model, opened.classes, opened.preprocess
     size = preprocess.size
     batch = config.batch or (1 if config.latency is not None else 8)
+    _log_header(config, model, preprocess, dataset)
     images, labels, bad = sample_images(
         dataset, preprocess, classes, count=getattr(model, "num_classes", 0), limit=config.images
     )
@@ -172,6 +174,19 @@ def _measure(config: ReduceConfig) -> Result:
         "out": config.out,
     }
     return Result(_text(config, found, chosen=keep is not None, saved=saved), document)
+
+
+def _log_header(
+    config: ReduceConfig, model: nn.Module, preprocess: Preprocess, dataset: ImageDataset | None
+) -> None:
+    """Log what is measured, unless stderr is a terminal."""
+    size = f"{preprocess.size[0]}×{preprocess.size[1]}"
+    rows = {"model": f"{config.model}, {parameters(model)}, input {size}", "method": config.method}
+    if dataset is not None:
+        number = min(config.images or len(dataset), len(dataset))
+        classes = count(len(dataset.classes), "class", "classes")
+        rows["data"] = f"{config.data}, split {config.split}, {count(number, 'image')}, {classes}"
+    header(rows | {"device": hardware(next(model.parameters()).device)})
 
 
 def _requested(
@@ -307,9 +322,17 @@ def _search(config: ReduceConfig) -> Result:
     return Result(text, document, silent=not tuned.is_main)
 
 
+GROUPS = {
+    "model": ("model", "weights", "size"),
+    "reduction, by one of keep, macs, speedup and latency": ("method", "keep", "macs", "speedup", "latency"),
+    "data": ("data", "split", "images"),
+    "measurement": ("batch", "rounds", "save"),
+    "search for a schedule": ("search", "lambda_", "out", "search_epochs", "epochs", "train"),
+}
 VERB = Verb(
     config=ReduceConfig,
     run=run,
+    groups=GROUPS,
     example="vtok reduce deit_small_patch16_224 --speedup 2 --data folder:photos --save curve.png",
     positional="model",
 )

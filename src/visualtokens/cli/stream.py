@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
 from visualtokens.cli.terminal import to_json, write, write_error
 from visualtokens.cli.verb import Stream
+from visualtokens.progress import one_image, track
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -62,7 +63,11 @@ def print_stream(stream: Stream, *, as_json: bool) -> int:
     done = 0
     with catch_signals() as stop:
         try:
-            for result in stream.results:
+            # A bar for a single image would only flicker.
+            shown = None if stream.images > 1 else False
+            for result in track(
+                stream.results, "predict", total=stream.images, unit="images", images=one_image, shown=shown
+            ):
                 if isinstance(result, BadImage):
                     unreadable.append(result)
                 else:

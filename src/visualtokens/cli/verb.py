@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ class Verb:
     run: Callable[[Any], Result | Stream]  # takes a ``config``
     example: str
     positional: str | tuple[str, ...] = ()  # the fields that are given without their names
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # titles and fields of parts of --help
+    light: bool = False  # needs no model, so that torch is not imported
 
     @property
     def positionals(self) -> tuple[str, ...]:

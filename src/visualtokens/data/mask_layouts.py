@@ -194,7 +194,7 @@ def camvid(root: Path, split: Split, options: Options) -> Layout:
     colours = dict(CAMVID_COLOURS)
     for file in (root / "label_colors.txt", root / "class_dict.csv"):
         for label in read_classes(file) if file.is_file() else ():
-            if label.name not in CAMVID_COLOURS or label.colour is None:
+            if label.name is None or label.name not in CAMVID_COLOURS or label.colour is None:
                 raise unknown(f"label of CamVid in {file}", str(label.name), CAMVID_COLOURS)
             colours[label.name] = label.colour
     labels = [Label(name, None, colours[part]) for name, parts in CAMVID.items() for part in parts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,12 @@ from typing import Any
 from torch import nn
 
 from visualtokens.data import BadImage, Preprocess, read_image
+from visualtokens.data.decode import EXTENSIONS
 from visualtokens.errors import UserError
 from visualtokens.explain import html
 from visualtokens.explain.explainer import MapSource, TooSmall, explain
 from visualtokens.explain.explanation import Explanation
+from visualtokens.progress import one_image, track
 
 SIDE = 288  # pixels of an image's longer side: a page of 100 photos has about 10 MB
 
@@ -35,17 +38,18 @@ class Entry:
 
 @dataclass
 class Gallery:
-    """The explained images, and the files that could not be explained."""
+    """The explained images, the images that could not be explained, and the other files."""
 
     title: str
     entries: list[Entry] = field(default_factory=list)
     refused: list[BadImage] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)  # files that are no images by their names
     not_reached: int = 0  # files left when the run was interrupted
 
     @property
     def files(self) -> int:
         """Number of files in the folder."""
-        return len(self.entries) + len(self.refused) + self.not_reached
+        return len(self.entries) + len(self.refused) + len(self.ignored) + self.not_reached
 
     def add(self, explanation: Explanation, name: str) -> None:
         """Append an explained image."""
@@ -71,8 +75,8 @@ class Gallery:
             body.append(html.section("Cluster importance", html.CLUSTERS, html.colour_key() + cards))
         if self.refused:
             lines = [f"{bad.path}: {bad.reason}" for bad in self.refused]
-            intro = "Files that could not be explained, and why."
-            body.append(html.section("Skipped files", intro, html.notes(lines)))
+            intro = "Images that could not be explained, and why."
+            body.append(html.section("Skipped images", intro, html.notes(lines)))
         return html.page(self.title, body)
 
     def write(self, path: str | Path) -> Path:
@@ -95,7 +99,7 @@ class Gallery:
         ]
         refused = [{"path": bad.path, "reason": bad.reason} for bad in self.refused]
         interrupted = {"interrupted": True} if self.not_reached else {}
-        return {"explained": explained, "unreadable": refused, **interrupted}
+        return {"explained": explained, "unreadable": refused, "ignored": self.ignored, **interrupted}
 
     def _figures(self) -> list[html.KeyFigure]:
         figures = [("Images", str(len(self.entries)), "explained")]
@@ -105,7 +109,7 @@ class Gallery:
             note = f"of {len(labelled)} in a folder named after a class"
             figures.append(("Correct", str(correct), note))
         if self.refused:
-            figures.append(("Skipped", str(len(self.refused)), "files, listed at the end"))
+            figures.append(("Skipped", str(len(self.refused)), "images, listed at the end"))
         if self.not_reached:
             figures.append(("Not reached", str(self.not_reached), "files; the run was interrupted"))
         return figures
@@ -120,6 +124,12 @@ def find_files(folder: str | Path) -> list[Path]:
     if not found:
         raise UserError(f"{folder} holds no files; give a folder of images")
     return sorted(found)
+
+
+def is_named_as_image(path: Path) -> bool:
+    """Whether a file has the name of an image, also of one in a format that is not supported."""
+    kind = mimetypes.guess_type(path.name)[0] or ""
+    return path.suffix.lower() in EXTENSIONS or kind.startswith("image/")
 
 
 def class_of(path: Path, classes: Sequence[str]) -> int | None:
@@ -145,15 +155,13 @@ def explain_folder(
     """Explain every image in a folder and its subfolders; the options are those of ``explain``.
 
     The true class of an image is that of its parent folder, if it is named after one of the ``classes``.
-    Files that are not images or cannot be explained are collected in ``refused``. ``progress`` shows a
-    progress bar, by default on a terminal only. Between two images, ``stop()`` ends the work.
+    Images that cannot be explained are collected in ``refused``, files that are no images in ``ignored``.
+    ``progress`` shows a bar; None shows it on a terminal and logs the progress elsewhere. Between two images,
+    ``stop()`` ends the work.
     """
-    from tqdm import tqdm
-
     gallery = Gallery(f"Explanations of {Path(folder).resolve().name}")
-    disable = None if progress is None else not progress
     files = find_files(folder)
-    for path in tqdm(files, desc="explain", unit="image", leave=False, disable=disable):
+    for path in track(files, "explain", unit="files", images=one_image, shown=progress):
         if stop():
             gallery.not_reached = len(files) - gallery.files
             break
@@ -172,7 +180,10 @@ def explain_folder(
                 truth=class_of(path, classes or ()),
             )
         except BadImage as bad:
-            gallery.refused.append(BadImage(name, bad.reason))
+            if is_named_as_image(path):
+                gallery.refused.append(BadImage(name, bad.reason))
+            else:
+                gallery.ignored.append(name)
         except TooSmall as error:
             gallery.refused.append(BadImage(name, str(error)))
         else:

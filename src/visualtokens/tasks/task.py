@@ -79,6 +79,11 @@ class Task(ABC):
             f"a checkpoint of task {self.name!r} cannot be explained yet; give one of a classifier"
         )
 
+    def input_size(self, model: nn.Module, preprocess: Any) -> str:
+        """Return the size of the images that the model sees as text."""
+        size = getattr(preprocess, "size", None)
+        return "of any size" if size is None else f"{size[0]}×{size[1]}"
+
     def resize(self, checkpoint: Checkpoint, size: int) -> Checkpoint:
         """Return the checkpoint with another input size."""
         return replace(checkpoint, preprocess=replace(checkpoint.preprocess, size=(size, size)))

@@ -18,6 +18,8 @@ from visualtokens.checkpoint import pick_device
 from visualtokens.data import BadImage, BadImages
 from visualtokens.errors import UserError
 from visualtokens.files import CannotSave, saving
+from visualtokens.progress import Counted, Progress, rate
+from visualtokens.tables import metric_name
 from visualtokens.tasks.task import Evaluation, Loading, open_training
 from visualtokens.train.config import TrainConfig
 from visualtokens.train.distributed import (
@@ -29,10 +31,10 @@ from visualtokens.train.distributed import (
     join_team,
     local_device,
 )
-from visualtokens.train.epoch import EpochStats, Progress, train_epoch
+from visualtokens.train.epoch import EpochStats, train_epoch
 from visualtokens.train.fingerprint import fingerprint
 from visualtokens.train.folder import open_run, publish
-from visualtokens.train.log import Log, forget_steps_after, open_sinks, write_history
+from visualtokens.train.log import Log, forget_steps_after, log_header, open_sinks, write_history
 from visualtokens.train.snapshot import Snapshot, State, load_snapshot, save_snapshot
 from visualtokens.train.step import Diverged, Learner, StepResult
 
@@ -44,7 +46,8 @@ def train(config: TrainConfig, *, progress: bool | None = None) -> TrainResult:
 
     Saves a snapshot after every epoch, or every ``save_every`` steps. SIGINT and SIGTERM end the run after
     the current step, with a snapshot; the result holds the signal. ``progress`` shows a bar; None shows it
-    on a terminal only. Seeds torch's global generator. Processes started by torchrun train together.
+    on a terminal and logs the progress elsewhere. Seeds torch's global generator. Processes started by
+    torchrun train together.
     """
     began = time.perf_counter()
     end_with_torchrun()
@@ -145,6 +148,8 @@ class Run:
         """Train the remaining epochs; return the last evaluation, None if a signal came before it."""
         with contextlib.ExitStack() as folder:
             self._open(folder)
+            if self.progress is not False:
+                log_header(self.config, self.training, self.learner.device, processes=self.team.size)
             folder.enter_context(self._logging())
             if self.epoch >= self.config.epochs:
                 return self._evaluate(stop)
@@ -221,7 +226,14 @@ class Run:
             bad=self.bad_train,
             team=self.team,
             stop=stop,
-            progress=Progress(self.progress),
+            progress=Progress(
+                f"epoch {self.epoch + 1}/{self.config.epochs}",
+                total=len(self.train_loader),
+                done=self.stats.steps,
+                later=(self.config.epochs - self.epoch - 1) * len(self.train_loader),
+                unit="steps",
+                shown=self.progress,
+            ),
             after_step=self._after_step,
         )
         self.total.images += self.stats.images - before.images
@@ -257,7 +269,9 @@ class Run:
         try:
             with self.learner.autocast():
                 evaluation = self.training.evaluate(
-                    self.learner.eval_model, self._val_batches(stop), progress=self.progress
+                    self.learner.eval_model,
+                    Counted(self._val_batches(stop), len(self.val_loader)),
+                    progress=self.progress,
                 )
         except Stopped:
             return None
@@ -299,15 +313,16 @@ class Run:
         self._snapshot()
         if self.log is not None:
             self.log.epoch(self.history, step=self.learner.step)
-            trained = stats.means.get(self.score)
+            name, trained = metric_name(self.score), stats.means.get(self.score)
             logger.info(
-                "epoch %d/%d: loss %.3f%s, %.1f%% in validation, %.0f images/s",
+                "epoch %d/%d: loss %.3f%s, val %s %.1f%%, %s",
                 self.epoch,
                 self.config.epochs,
                 stats.loss,
-                "" if trained is None else f", {self.score} {trained:.1%} in training",
+                "" if trained is None else f", train {name} {trained:.1%}",
+                name,
                 100 * metrics[self.score],
-                stats.images_per_second,
+                rate(stats.images, stats.seconds),
             )
 
     def _is_best(self) -> bool:

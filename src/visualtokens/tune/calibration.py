@@ -145,14 +145,14 @@ def _shift(meter: _Meter, limit: float, full: int, method: str, rounds: int) -> 
             saved = [meter.macs(keep) - meter.macs(step) for step in steps]
             rates = [scale * rate for rate in profile.rates]
             profile = _shifted(rates, [each - change for each in changes], saved)
-    change, profile, keep = min(tried, key=lambda each: each[0])
+    least, profile, keep = min(tried, key=lambda each: each[0])
     return Calibration(
         profile=profile,
         method=method,
         keep=keep,
         macs=int(meter.macs(keep)),
         full_macs=full,
-        change=change,
+        change=least,
         default_change=tried[0][0],
         images=sum(map(len, meter.batches)),
     )

@@ -18,6 +18,7 @@ from visualtokens.data.decode import EXTENSIONS
 from visualtokens.data.folder import Walk
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line
+from visualtokens.progress import one_image, track
 from visualtokens.reduce.blocks import check_reducible, transformer
 from visualtokens.reduce.reduction import reduce, restore
 from visualtokens.tasks.timm_models import class_names, preprocess_for
@@ -109,7 +110,7 @@ def sample_images(
         dataset = with_classes(dataset, classes)
     wanted = min(limit or len(dataset), len(dataset))
     images, labels, bad = [], [], []
-    for i in range(wanted):
+    for i in track(range(wanted), "read", unit="images", images=one_image):
         try:
             image, label = dataset[i * len(dataset) // wanted]
         except BadImage as error:

@@ -22,6 +22,7 @@ from visualtokens.bench.comparison import Candidate, Run, prepare
 from visualtokens.bench.timing import quartiles
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import json_ready, write_atomically
+from visualtokens.progress import count, stage
 from visualtokens.reduce.blocks import check_reducible, transformer
 from visualtokens.reduce.forward import reads_prefix_only
 from visualtokens.reduce.methods import DEFAULT_METHOD, METHODS, find_method
@@ -250,9 +251,13 @@ class Speedometer:
 
     def __call__(self, keeps: Sequence[tuple[int, ...]], *, rounds: int | None = None) -> list[Measurement]:
         """Measure the plain model, which comes first, and these schedules."""
+        rounds = rounds or self.rounds
+        stage(
+            f"measure the speed: {count(len(keeps), 'schedule')} and the full model, {count(rounds, 'round')}"
+        )
         runs = {str(i): self._run(str(i), self.reduced(keep)) for i, keep in enumerate(keeps)}
         canary = matmul_canary(self.images.device)
-        timings = interleave({FULL: self.full} | runs, rounds=rounds or self.rounds, canary=canary)
+        timings = interleave({FULL: self.full} | runs, rounds=rounds, canary=canary)
         return [self._measurement(timings, name) for name in (FULL, *runs)]
 
     def reduced(self, keep: tuple[int, ...]) -> nn.Module:

@@ -17,6 +17,7 @@ from visualtokens.bench.comparison import align
 from visualtokens.errors import UserError
 from visualtokens.files import write_atomically
 from visualtokens.modes import eval_mode
+from visualtokens.progress import track
 from visualtokens.reduce.blocks import check_reducible, transformer
 from visualtokens.reduce.methods import DEFAULT_METHOD
 from visualtokens.reduce.schedule import Keep, Schedule, macs
@@ -162,7 +163,8 @@ def _evaluate(
     """The kind of quality and its value for each model; the first is the full model."""
     if images is None:
         return None, [None] * len(models)
-    outputs = (_outputs(model, images, batch=batch) for model in models)
+    tracked = track(models, "evaluate", unit="schedules", images=lambda _: len(images))
+    outputs = (_outputs(model, images, batch=batch) for model in tracked)
     if labels is not None:
         return "accuracy", [(out.argmax(1) == labels).float().mean().item() for out in outputs]
     full, *others = outputs

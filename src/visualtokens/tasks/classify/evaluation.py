@@ -11,11 +11,11 @@ from PIL import Image
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from visualtokens.data import BadImage, Batch, Preprocess
 from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
+from visualtokens.progress import track
 from visualtokens.tables import printable, table
 from visualtokens.tasks.task import Prediction, sum_over_processes
 
@@ -86,7 +86,7 @@ def evaluate(
     """Evaluate the model on every image of the loader, on the device of the model.
 
     Unreadable images are not counted but returned. ``progress`` shows a bar; None shows it on a terminal
-    only. Every process passes its share of the images and gets the metrics of all.
+    and logs the progress elsewhere. Every process passes its share of the images and gets the metrics of all.
     """
     # torchmetrics takes seconds to import, and only evaluation needs it.
     from torchmetrics.classification import MulticlassConfusionMatrix
@@ -95,9 +95,8 @@ def evaluate(
     confusion = MulticlassConfusionMatrix(classes, sync_on_compute=False).to(device)
     unreadable: list[BadImage] = []
     loss_sum = 0.0
-    hidden = None if progress is None else not progress
     with eval_mode(model), torch.inference_mode():
-        for batch in tqdm(loader, desc="evaluate", leave=False, disable=hidden):
+        for batch in track(loader, "evaluate", shown=progress):
             unreadable.extend(batch.bad)
             if len(batch) == 0:
                 continue

@@ -76,6 +76,10 @@ class Detect(Task):
         detector, classes, model_args = self.described(config)
         return build(detector, classes=len(classes), model_args=model_args), classes, to_input
 
+    def input_size(self, model: nn.Module, preprocess: Any) -> str:
+        transform: Any = model.transform
+        return f"with a short side of {transform.min_size[0]} and a long side of up to {transform.max_size}"
+
     def resize(self, checkpoint: Checkpoint, size: int) -> Checkpoint:
         """Change the short side of the images that the model sees, in place."""
         transform: Any = checkpoint.model.transform
