@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -114,9 +114,8 @@ def check_pip(install: str, package: str) -> None:
 
 
 def check_python(script: str, *arguments: str) -> None:
-    if script == "-m":
-        script = f"{arguments[0].replace('.', '/')}.py"
-    assert (ROOT / script).is_file()
+    found = importlib.util.find_spec(arguments[0]) if script == "-m" else (ROOT / script).is_file()
+    assert found, (script, *arguments)
 
 
 CHECKS = {

@@ -60,6 +60,15 @@ def test_eval(vtok: Vtok, run: str, data: str) -> None:
     assert "digit_scenes has 10 classes (0, 1, 2, …), but" in err
 
 
+def test_header_states_backbone_and_sides(vtok_with_progress: Vtok, run: str, data: str) -> None:
+    code, _, err = vtok_with_progress("eval", "--checkpoint", run, "--data", data, "--device", "cpu")
+    assert code == 0
+    model, task, read, _ = err.splitlines()
+    assert model.startswith(f"model   mask_rcnn with backbone resnet18 of {run}, ")
+    assert model.endswith(" M parameters, input with a short side of 64 and a long side of up to 107")
+    assert (task, read) == ("task    detect, 3 classes", f"data    {data}, split val, 4 images")
+
+
 def test_predict_draws_objects_above_the_score(vtok: Vtok, run: str, root: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     Image.new("RGB", (1, 1), "white").save(tmp_path / "1.png")

@@ -20,11 +20,11 @@ SHOWN = 20
 
 def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int = 0, out: str = "") -> None:
     """Log what a verb is about to do with a checkpoint, unless stderr is a terminal."""
-    from visualtokens.progress import count, hardware, header, parameters
+    from visualtokens.progress import count, hardware, header, model_name, parameters
 
     model = checkpoint.model
     size = checkpoint.task.input_size(model, checkpoint.preprocess)
-    named = checkpoint.config["architecture"]
+    named = model_name(checkpoint.config["architecture"], checkpoint.config.get("model_args", {}))
     rows = {
         "model": f"{named} of {folder}, {parameters(model)}, input {size}",
         "task": f"{checkpoint.task.name}, {count(len(checkpoint.classes), 'class', 'classes')}",

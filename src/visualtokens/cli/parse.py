@@ -118,7 +118,7 @@ def grouped_fields(verb: Verb) -> dict[str, list[dataclasses.Field[Any]]]:
 
 def _usage(name: str, verb: Verb) -> str:
     """Return the command with its required options."""
-    words = []
+    words: list[str] = []
     for field in dataclasses.fields(verb.config):
         if field.name == verb.positional:
             shown = _metavar(field)
