@@ -34,15 +34,18 @@ def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int =
     header(rows | ({"output": out} if out else {}))
 
 
-def warn_unreadable(unreadable: Sequence[BadImage]) -> None:
-    """List the unreadable images on stderr."""
+def warn_unreadable(
+    unreadable: Sequence[BadImage], *, total: int | None = None, listed: str = "--json lists all"
+) -> None:
+    """List the unreadable images on stderr: the first of ``total``, by default of those that are given."""
     if not unreadable:
         return
-    logger.warning("could not be read (%d):", len(unreadable))
+    total = len(unreadable) if total is None else total
+    logger.warning("could not be read (%d):", total)
     for bad in unreadable[:SHOWN]:
         logger.warning("  %s: %s", bad.path, bad.reason)
-    if len(unreadable) > SHOWN:
-        logger.warning("  and %d more; --json lists all", len(unreadable) - SHOWN)
+    if total > SHOWN:
+        logger.warning("  and %d more; %s", total - SHOWN, listed)
 
 
 def unreadable_as_json(unreadable: Sequence[BadImage]) -> list[dict[str, str]]:

@@ -99,6 +99,10 @@ class Detect(Task):
     def predict(self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE) -> ImageDetections:
         return ImageDetections(predict(checkpoint.model, image, score=score), checkpoint.classes)
 
+    def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
+        masks = {"mask_pixels": int} if checkpoint.model.has_masks else {}
+        return {"label": str, "score": float} | dict.fromkeys(("x1", "y1", "x2", "y2"), float) | masks
+
 
 def to_input(image: Image.Image) -> Tensor:
     """Return an RGB image as detectors take it: ``(3, H, W)`` float32 from 0 to 1.
