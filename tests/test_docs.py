@@ -97,8 +97,9 @@ def check_vtok(verb: str, *arguments: str) -> None:
 
 def check_torchrun(*arguments: str) -> None:
     at = arguments.index("-m")
-    assert arguments[at + 1] == "visualtokens.train"
-    check_vtok("train", *arguments[at + 2 :])
+    module, *rest = arguments[at + 1 :]
+    assert module in ("visualtokens.train", "vtok")
+    check_vtok(*(("train", *rest) if module == "visualtokens.train" else rest))
 
 
 def check_make(target: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Callable
@@ -90,6 +91,21 @@ def test_predict_draws_objects_above_the_score(vtok: Vtok, run: str, root: Path,
     assert "no object above the score threshold" in vtok(*given, "1")[1]
     code, _, err = vtok(*given, "1.5")
     assert (code, err) == (2, "error: score=1.5 is not between 0 and 1\n")
+
+
+def test_predict_saves_a_row_for_each_object(vtok: Vtok, run: str, root: Path, tmp_path: Path) -> None:
+    given = ("predict", root / "data/val2017", "--checkpoint", run, "--device", "cpu", "--score", "0.05")
+    documents = json.loads(vtok(*given, "--json", "--out", tmp_path / "drawn")[1])["predictions"]
+    assert vtok(*given, "--out", tmp_path / "r.csv")[:2] == (0, f"4 images saved as {tmp_path / 'r.csv'}\n")
+    header, *rows = list(csv.reader((tmp_path / "r.csv").open()))
+    assert header == ["image", "label", "score", "x1", "y1", "x2", "y2", "mask_pixels", "error"]
+    expected = [
+        (d["image"], o["class"], *o["box"], o["mask_pixels"]) for d in documents for o in d["objects"]
+    ]
+    assert [(r[0], r[1], *map(float, r[3:7]), int(r[7])) for r in rows if r[1]] == expected
+    assert vtok(*given[:-1], "1", "--out", tmp_path / "none.csv")[0] == 0
+    _, *rows = list(csv.reader((tmp_path / "none.csv").open()))
+    assert rows == [[d["image"], *[""] * 8] for d in documents], "images without objects are in the table"
 
 
 def test_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -66,9 +66,11 @@ def test_patterns(root: Path, pattern: str, expected: list[str]) -> None:
     assert names(root, root / pattern) == expected
 
 
-def test_a_file_whose_name_looks_like_a_pattern(root: Path) -> None:
+def test_files_whose_names_look_like_patterns(root: Path) -> None:
     (root / "[b]*.png").write_bytes(png())
     assert names(root, root / "[b]*.png") == ["[b]*.png"]
+    assert names(root, root / "[31m.png", root / "b.png") == ["[31m.png", "b.png"], "it is unreadable"
+    assert names(root, root / "n*", root / "b.png") == ["b.png"], "it matches no image"
 
 
 def test_links_are_followed_as_in_datasets(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -322,6 +322,12 @@ def _document(file: Path, merged: Merged | None) -> dict[str, Any]:
 VERB = Verb(
     config=PredictConfig,
     run=run,
-    example="vtok predict photo.jpg --checkpoint run/ --top 3",
+    example="vtok predict photos/ --checkpoint run/ --out results.csv",
     positional="images",
+    groups={
+        "images and model": ("images", "checkpoint"),
+        "results": ("out", "format", "overwrite", "pictures"),
+        "predictions": ("top", "score", "scales", "flip", "window"),
+        "hardware and speed": ("batch", "workers", "share", "device"),
+    },
 )

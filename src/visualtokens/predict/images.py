@@ -183,9 +183,10 @@ def find_images(
     ``photos/**/*.jpg``, ``wds:PATH`` (a folder of .tar shards, or one of them), or ``-`` (the names in
     ``listed``, see :func:`read_list`). In folders, patterns and shards, images are recognised by their
     extension and hidden ones are left out; links are followed as by :class:`Walk`. ``skip`` is a folder that
-    is not searched. A file that is named or listed is an image, whatever its extension.
+    is not searched. A file that is named or listed is an image, whatever its extension. A pattern that
+    matches nothing is the name of a file, as in a shell, unless there is nothing else.
     """
-    images, ignored = Images(), 0
+    images, ignored, unmatched = Images(), 0, 0
     for given in inputs:
         before = len(images)
         if given == LIST:
@@ -200,12 +201,16 @@ def find_images(
         elif os.path.lexists(given) or not glob.has_magic(given):
             images.append(given)
         else:
-            ignored += _add(images, filter(os.path.isfile, glob.iglob(given, recursive=True)))
+            others = _add(images, filter(os.path.isfile, glob.iglob(given, recursive=True)))
+            if len(images) == before and not others:
+                images.append(given)
+                unmatched += 1
+            ignored += others
         if len(images) == before:
             logger.warning("%s", _nothing(given))
     if ignored:
         logger.info("ignored %s that are not images by their extension", f"{ignored:,} files")
-    if not images:
+    if len(images) == unmatched:
         raise UserError(f"no images to predict: {'; '.join(map(_nothing, inputs))}")
     return images
 
