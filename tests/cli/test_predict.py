@@ -221,15 +221,15 @@ def test_a_stopped_run_leaves_its_results_and_continues(
         interrupting(patch, after=1, number=signal.SIGTERM)
         code, text, err = vtok(*given)
     assert code == 143
-    assert text == f"4 of 14 images saved as {out}; the same command continues\n"
-    assert err.endswith("interrupted after 4 of 14 images; the same command continues\n")
+    assert text == f"6 of 14 images saved as {out}; the same command continues\n"
+    assert err.endswith("interrupted after 6 of 14 images; the same command continues\n")
     if ending == "txt":
-        assert out.read_text().count(".png\n") == 4
+        assert out.read_text().count(".png\n") == 6
     else:
-        check(out, dict(list(expected.items())[:4]))
+        check(out, dict(list(expected.items())[:6]))
     code, text, err = vtok(*given)
     assert (code, text) == (0, f"14 images saved as {out}\n")
-    assert err.endswith(f"{out} holds 4 of 14 images already\n")
+    assert err.endswith(f"{out} holds 6 of 14 images already\n")
     if ending != "txt":
         check(out, expected)
 

@@ -113,7 +113,7 @@ def test_no_result_is_kept(capsys: pytest.CaptureFixture[str], as_json: bool) ->
             most = max(most, len(alive))
             yield Predicted(str(i), prediction, {})
 
-    assert print_stream(Stream(results(), 20, Text()), as_json=as_json) == 0
+    assert print_stream(Stream(lambda stop: results(), 20, Text()), as_json=as_json) == 0
     assert most <= 2
     printed = capsys.readouterr().out
     assert printed.startswith("0\nnothing\n1\nnothing\n") or as_json
@@ -126,7 +126,7 @@ def test_a_format_and_one_document_exclude_each_other(
     code, out, err = vtok(*given)
     assert (code, out) == (2, "")
     assert err.startswith("error: --json prints one document, --format one result after the other")
-    assert print_stream(Stream(iter(()), 0, JsonLines(), True), as_json=False) == 0
+    assert print_stream(Stream(lambda stop: (), 0, JsonLines(), True), as_json=False) == 0
 
 
 def test_interrupted_explanations_are_on_the_page(

@@ -128,6 +128,13 @@ def test_reading_ahead_is_limited(
     assert not [t for t in threading.enumerate() if t.name.startswith("predict")]
 
 
+def test_work_stops_between_batches(checkpoint: Checkpoint, folder: Path) -> None:
+    images, done = find_images([str(folder)]), list[int]()
+    for outcome in predict_images(checkpoint, images, batch=4, workers=1, stop=lambda: len(done) > 5):
+        done.append(outcome.position)
+    assert done == list(range(8)), "the results of a batch are not lost"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

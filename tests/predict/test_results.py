@@ -224,6 +224,23 @@ def test_other_settings_are_refused(out: Path) -> None:
         assert len(results.todo) == 0
 
 
+def test_settings_without_results_are_replaced(out: Path) -> None:
+    with opened(out) as results:
+        predict(results)
+        results.finish()
+    out.unlink()
+    with opened(out, top=5) as results:
+        assert len(results.todo) == 12
+        with (
+            pytest.raises(UserError, match="was made with top=5 instead of top=3"),
+            opened(out, share=(1, 2)),
+        ):
+            pass
+        predict(results, count=1)
+    with pytest.raises(UserError, match="was made with top=5 instead of top=3"), opened(out):
+        pass
+
+
 def test_files_of_others_are_refused(out: Path) -> None:
     out.parent.mkdir()
     out.write_text("mine")

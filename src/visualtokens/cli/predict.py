@@ -8,8 +8,9 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -61,7 +62,8 @@ class PredictConfig:
     interruption. Segmentation and detection: without such an ending, the folder of --pictures."""
 
     format: Literal["text", "jsonl", "csv", "parquet"] | None = None
-    """Format of the results; by default that of the ending of --out, or text."""
+    """Format of the results: text, jsonl, csv or parquet; by default that of the ending of --out, or
+    text."""
 
     overwrite: bool = False
     """Replace the file of --out instead of continuing it."""
@@ -77,7 +79,7 @@ class PredictConfig:
     """Threads that read images; by default as many as torch uses, at most 8."""
 
     share: str | None = None
-    """Part of the images to predict, such as 2/8 on the second of eight machines."""
+    """Part of the images to predict, such as 2/8 for the second of eight machines."""
 
     score: float | None = None
     """Detection: minimum score, from 0 to 1; by default 0.5."""
@@ -207,7 +209,7 @@ class _Job:
 
         assert isinstance(self.format, LineFormat)
         formatted = self.output.format != "text"
-        return Stream(self._predictions(positions), len(positions), self.format, formatted)
+        return Stream(partial(self._predictions, positions), len(positions), self.format, formatted)
 
     def save(self, file: Path, share: Share, processes: int) -> Result:
         """Predict a share of the images into a file; the last process to end merges the results of all."""
@@ -233,7 +235,7 @@ class _Job:
             todo = len(results.todo)
             if results.done and is_main_process():
                 logger.info("%s holds %d of %d images already", file, results.done, results.done + todo)
-            predictions = self._predictions(map(int, results.todo))
+            predictions = self._predictions(map(int, results.todo), stop.__bool__)
             for result in track_images(predictions, todo, shown=None if is_main_process() else False):
                 if isinstance(result, BadImage):
                     bad += 1
@@ -242,8 +244,6 @@ class _Job:
                 else:
                     results.add(self.format.record(result.image, result.prediction, result.files))
                 done += 1
-                if stop:
-                    break
             merged = results.finish()
         warn_unreadable(unreadable, total=bad, listed=f"{file} lists all")
         code = 1 if (merged.unreadable if merged else bad and processes == 1) else 0
@@ -253,7 +253,9 @@ class _Job:
         silent = processes > 1 and (merged is None or not (merged.new or is_main_process()))
         return Result(self._text(file, merged), _document(file, merged), code, silent)
 
-    def _predictions(self, positions: Iterable[int]) -> Iterator[Predicted | BadImage]:
+    def _predictions(
+        self, positions: Iterable[int], stop: Callable[[], bool]
+    ) -> Iterator[Predicted | BadImage]:
         """Return the predictions at these positions; their pictures are saved, and none over an input."""
         from visualtokens.predict import predict_images
 
@@ -270,6 +272,7 @@ class _Job:
             batch=self.config.batch,
             workers=self.config.workers,
             keep_images=folder is not None,
+            stop=stop,
             **self.options,
         )
         return self._with_pictures(outcomes, names)

@@ -40,7 +40,7 @@ def track_images(
 def print_stream(stream: Stream, *, as_json: bool) -> int:
     """Print each result as soon as it is known, list unreadable images at the end; return the exit code.
 
-    The first SIGINT or SIGTERM stops after the current image, the second one ends the process.
+    The first SIGINT or SIGTERM stops after the current batch, the second one ends the process.
     """
     from visualtokens.data import BadImage
     from visualtokens.train.distributed import catch_signals
@@ -52,15 +52,13 @@ def print_stream(stream: Stream, *, as_json: bool) -> int:
     done = 0
     with catch_signals() as stop:
         try:
-            for result in track_images(stream.results, stream.images):
+            for result in track_images(stream.results(stop.__bool__), stream.images):
                 if isinstance(result, BadImage):
                     unreadable.append(result)
                     printer.skip(result)
                 else:
                     printer.add(result)
                 done += 1
-                if stop:
-                    break
         except BaseException:
             if printer.started:
                 printer.close(unreadable, interrupted=True)

@@ -51,7 +51,7 @@ class Predicted:
 class Stream:
     """The output of a verb that is printed image by image."""
 
-    results: Iterable[Predicted | BadImage]
+    results: Callable[[Callable[[], bool]], Iterable[Predicted | BadImage]]  # of a function that stops them
     images: int  # number of results
     format: LineFormat
     formatted: bool = False  # whether the format is not the default text, so that --json contradicts it

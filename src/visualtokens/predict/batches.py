@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -38,13 +38,15 @@ def predict_images(
     batch: int | None = None,
     workers: int | None = None,
     keep_images: bool = False,
+    stop: Callable[[], bool] = bool,
     **options: Any,
 ) -> Iterator[Outcome]:
     """Yield the outcome of every image, or of those at ``positions``, in order.
 
     ``batch`` images (by default as many as the task evaluates at once) pass the model together, while
     ``workers`` threads (by default as many as torch uses, at most 8) decode and prepare the next ones, at
-    most as many as a batch has or there are threads. ``options`` are those of the task's ``predict``.
+    most as many as a batch has or there are threads. Between two batches, ``stop()`` ends the work.
+    ``options`` are those of the task's ``predict``.
     """
     task = checkpoint.task
     if batch is None:
@@ -61,6 +63,7 @@ def predict_images(
         batch=batch,
         threads=threads,
         keep_images=keep_images,
+        stop=stop,
         options=options,
     )
 
@@ -73,6 +76,7 @@ def _outcomes(
     batch: int,
     threads: int,
     keep_images: bool,
+    stop: Callable[[], bool],
     options: dict[str, Any],
 ) -> Iterator[Outcome]:
     def load(position: int) -> tuple[Any, Image.Image | None] | BadImage:
@@ -86,7 +90,7 @@ def _outcomes(
     waiting: deque[tuple[int, Future[tuple[Any, Image.Image | None] | BadImage]]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="predict")
     try:
-        while True:
+        while not stop():
             for position in islice(positions, ahead - len(waiting)):
                 waiting.append((position, pool.submit(load, position)))
             if not waiting:

@@ -120,32 +120,40 @@ class Results:
         if overwrite:
             if not _lock(descriptor, exclusive=True, wait=False):
                 raise self._in_use()
-            os.ftruncate(descriptor, 0)
             self.path.unlink(missing_ok=True)
             if self.parts.is_dir():
                 remove_folder(self.parts)
         while True:
             _lock(descriptor, exclusive=False)  # waits for a merge
-            text = os.pread(descriptor, MAX_RUN, 0)
-            if text:
-                self._compare(run, text)
+            before = _read(descriptor)
+            difference = self._difference(run, before)
+            if difference is None:
                 return descriptor
-            _lock(descriptor, exclusive=True)
-            if os.fstat(descriptor).st_size == 0:
+            if before and self._has_results():
+                raise difference
+            if not _lock(descriptor, exclusive=True, wait=not before):
+                raise difference
+            if _read(descriptor) == before:
+                os.ftruncate(descriptor, 0)
                 os.write(descriptor, json.dumps(self._settings, indent=2).encode() + b"\n")
 
-    def _compare(self, run: Path, text: bytes) -> None:
+    def _has_results(self) -> bool:
+        parts = self._part_files() if self.parts.is_dir() else []
+        return self.path.exists() or any(path.stat().st_size for path, _ in parts)
+
+    def _difference(self, run: Path, text: bytes) -> UserError | None:
+        """Return the error for a file that holds other settings, None if they are the same."""
         try:
             before = json.loads(text)
             items = dict(before).items()
-        except (ValueError, TypeError, RecursionError) as error:
-            raise UserError(f"{str(run)!r} is damaged; remove it or start again with --overwrite") from error
+        except (ValueError, TypeError, RecursionError):
+            return UserError(f"{str(run)!r} is damaged; remove it or start again with --overwrite")
         now = json.loads(json.dumps(self._settings))
         if before == now:
-            return
+            return None
         old = {name: value for name, value in items if now.get(name) != value}
         new = {name: value for name, value in now.items() if before.get(name) != value}
-        raise UserError(
+        return UserError(
             f"{str(self.path)!r} was made with {_brief(old)} instead of {_brief(new)}; "
             "give the same options, save elsewhere, or start again with --overwrite"
         )
@@ -289,6 +297,14 @@ def _whole_lines(file: BinaryIO) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def _read(descriptor: int) -> bytes:
+    """Return the start of an open file, and leave its position there."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    text = os.read(descriptor, MAX_RUN)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return text
 
 
 def _write_lines(path: Path, lines: Iterable[bytes]) -> None:
