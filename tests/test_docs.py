@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -97,8 +97,9 @@ def check_vtok(verb: str, *arguments: str) -> None:
 
 def check_torchrun(*arguments: str) -> None:
     at = arguments.index("-m")
-    assert arguments[at + 1] == "visualtokens.train"
-    check_vtok("train", *arguments[at + 2 :])
+    module, *rest = arguments[at + 1 :]
+    assert module in ("visualtokens.train", "vtok")
+    check_vtok(*(("train", *rest) if module == "visualtokens.train" else rest))
 
 
 def check_make(target: str) -> None:
@@ -114,9 +115,8 @@ def check_pip(install: str, package: str) -> None:
 
 
 def check_python(script: str, *arguments: str) -> None:
-    if script == "-m":
-        script = f"{arguments[0].replace('.', '/')}.py"
-    assert (ROOT / script).is_file()
+    found = importlib.util.find_spec(arguments[0]) if script == "-m" else (ROOT / script).is_file()
+    assert found, (script, *arguments)
 
 
 CHECKS = {

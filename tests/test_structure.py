@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "explain": {"ops", "data"},
     "tasks": {"models", "layers", "data"},
     "checkpoint": {"tasks", "data"},
+    "predict": {"tasks", "data"},
     "train": {"tasks", "checkpoint", "data", "models"},
     "bench": {"models"},
     "tune": {"reduce", "bench", "train", "tasks", "checkpoint", "converters", "data"},

@@ -68,9 +68,14 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                total=total, initial=done, desc=name, leave=False, bar_format=BAR, file=sys.stderr
+                total=total,
+                initial=done,
+                desc=name,
+                leave=False,
+                bar_format=BAR,
+                postfix=rate(0, 0.0),
+                file=sys.stderr,
             )
-            self._bar.set_postfix_str(rate(0, 0.0))
 
     def __enter__(self) -> Self:
         return self
@@ -203,6 +208,12 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def model_name(name: str, model_args: Mapping[str, Any]) -> str:
+    """Return the name of a model, and of its backbone if it has one."""
+    backbone = model_args.get("backbone")
+    return name if backbone is None else f"{name} with backbone {backbone}"
 
 
 def parameters(model: torch.nn.Module) -> str:

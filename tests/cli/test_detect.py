@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Callable
@@ -63,6 +64,15 @@ def test_eval(vtok: Vtok, run: str, data: str) -> None:
     assert "digit_scenes has 10 classes (0, 1, 2, …), but" in err
 
 
+def test_header_states_backbone_and_sides(vtok_with_progress: Vtok, run: str, data: str) -> None:
+    code, _, err = vtok_with_progress("eval", "--checkpoint", run, "--data", data, "--device", "cpu")
+    assert code == 0
+    model, task, read, _ = err.splitlines()
+    assert model.startswith(f"model   mask_rcnn with backbone resnet18 of {run}, ")
+    assert model.endswith(" M parameters, input with a short side of 64 and a long side of up to 107")
+    assert (task, read) == ("task    detect, 3 classes", f"data    {data}, split val, 4 images")
+
+
 def test_predict_draws_objects_above_the_score(vtok: Vtok, run: str, root: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     Image.new("RGB", (1, 1), "white").save(tmp_path / "1.png")
@@ -84,6 +94,21 @@ def test_predict_draws_objects_above_the_score(vtok: Vtok, run: str, root: Path,
     assert "no object above the score threshold" in vtok(*given, "1")[1]
     code, _, err = vtok(*given, "1.5")
     assert (code, err) == (2, "error: score=1.5 is not between 0 and 1\n")
+
+
+def test_predict_saves_a_row_for_each_object(vtok: Vtok, run: str, root: Path, tmp_path: Path) -> None:
+    given = ("predict", root / "data/val2017", "--checkpoint", run, "--device", "cpu", "--score", "0.05")
+    documents = json.loads(vtok(*given, "--json", "--out", tmp_path / "drawn")[1])["predictions"]
+    assert vtok(*given, "--out", tmp_path / "r.csv")[:2] == (0, f"4 images saved as {tmp_path / 'r.csv'}\n")
+    header, *rows = list(csv.reader((tmp_path / "r.csv").open()))
+    assert header == ["image", "label", "score", "x1", "y1", "x2", "y2", "mask_pixels", "error"]
+    expected = [
+        (d["image"], o["class"], *o["box"], o["mask_pixels"]) for d in documents for o in d["objects"]
+    ]
+    assert [(r[0], r[1], *map(float, r[3:7]), int(r[7])) for r in rows if r[1]] == expected
+    assert vtok(*given[:-1], "1", "--out", tmp_path / "none.csv")[0] == 0
+    _, *rows = list(csv.reader((tmp_path / "none.csv").open()))
+    assert rows == [[d["image"], *[""] * 8] for d in documents], "images without objects are in the table"
 
 
 def test_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

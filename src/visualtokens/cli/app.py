@@ -18,7 +18,7 @@ from visualtokens.errors import UserError, unknown
 VERBS = {
     "train": "Train a model for classification, segmentation or detection.",
     "eval": "Evaluate a checkpoint on a dataset.",
-    "predict": "Print, and draw, what a checkpoint predicts for your images.",
+    "predict": "Print, save or draw what a checkpoint predicts for your images.",
     "explain": "Show which regions of an image determine a checkpoint's prediction.",
     "models": "List the models of this library with their sizes.",
     "data": "Check a dataset before training: splits, classes, sizes and bad files.",

@@ -20,11 +20,11 @@ SHOWN = 20
 
 def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int = 0, out: str = "") -> None:
     """Log what a verb is about to do with a checkpoint, unless stderr is a terminal."""
-    from visualtokens.progress import count, hardware, header, parameters
+    from visualtokens.progress import count, hardware, header, model_name, parameters
 
     model = checkpoint.model
     size = checkpoint.task.input_size(model, checkpoint.preprocess)
-    named = checkpoint.config["architecture"]
+    named = model_name(checkpoint.config["architecture"], checkpoint.config.get("model_args", {}))
     rows = {
         "model": f"{named} of {folder}, {parameters(model)}, input {size}",
         "task": f"{checkpoint.task.name}, {count(len(checkpoint.classes), 'class', 'classes')}",
@@ -34,15 +34,18 @@ def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int =
     header(rows | ({"output": out} if out else {}))
 
 
-def warn_unreadable(unreadable: Sequence[BadImage]) -> None:
-    """List the unreadable images on stderr."""
+def warn_unreadable(
+    unreadable: Sequence[BadImage], *, total: int | None = None, listed: str = "--json lists all"
+) -> None:
+    """List the unreadable images on stderr: the first of ``total``, by default of those that are given."""
     if not unreadable:
         return
-    logger.warning("could not be read (%d):", len(unreadable))
+    total = len(unreadable) if total is None else total
+    logger.warning("could not be read (%d):", total)
     for bad in unreadable[:SHOWN]:
         logger.warning("  %s: %s", bad.path, bad.reason)
-    if len(unreadable) > SHOWN:
-        logger.warning("  and %d more; --json lists all", len(unreadable) - SHOWN)
+    if total > SHOWN:
+        logger.warning("  and %d more; %s", total - SHOWN, listed)
 
 
 def unreadable_as_json(unreadable: Sequence[BadImage]) -> list[dict[str, str]]:

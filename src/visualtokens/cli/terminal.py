@@ -29,6 +29,17 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
+def write_bytes(data: bytes) -> None:
+    """Write bytes to stdout, at once; on a terminal as printable text."""
+    if sys.stdout.isatty():
+        write(data.decode("utf-8", "surrogateescape"))
+        return
+    with bars_hidden():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
 def write_error(text: str) -> None:
     """Write text to stderr."""
     sys.stderr.write(printable(text, keep="\n\t"))

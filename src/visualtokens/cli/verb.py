@@ -14,7 +14,8 @@ from visualtokens.tasks.options import DataOptions, default_of
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage
-    from visualtokens.tasks import Task
+    from visualtokens.predict.formats import LineFormat
+    from visualtokens.tasks import Prediction, Task
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,23 @@ class Result:
     silent: bool = False  # printed by another process
 
 
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """The prediction for one image, and the pictures of it that were saved."""
+
+    image: str
+    prediction: Prediction
+    files: Mapping[str, str]  # by kind
+
+
 @dataclass(frozen=True)
 class Stream:
-    """The output of a verb that is printed image by image: a text and a JSON document for each."""
+    """The output of a verb that is printed image by image."""
 
-    results: Iterable[tuple[str, dict[str, Any]] | BadImage]
+    results: Callable[[Callable[[], bool]], Iterable[Predicted | BadImage]]  # of a function that stops them
     images: int  # number of results
+    format: LineFormat
+    formatted: bool = False  # whether the format is not the default text, so that --json contradicts it
 
 
 class Failure(Exception):

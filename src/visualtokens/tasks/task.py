@@ -44,6 +44,7 @@ class Task(ABC):
     predict_options: tuple[str, ...] = ()  # likewise for `vtok predict` and `predict`
     pictures: tuple[str, ...] = ()  # endings of the pictures of a prediction: <name>_<ending>.png
     eval_batch: int = 64  # default batch size of an evaluation
+    predicts_batches: bool = False  # whether `predict_batch` is faster than one image after the other
 
     @abstractmethod
     def open(self, options: TaskOptions) -> Training[Any]:
@@ -72,6 +73,20 @@ class Task(ABC):
     @abstractmethod
     def predict(self, checkpoint: Checkpoint, image: Image.Image, *_: Any, **options: Any) -> Prediction:
         """Predict one RGB image; ``options`` are those named in ``predict_options``."""
+
+    def prepare(self, checkpoint: Checkpoint, image: Image.Image) -> Any:
+        """Return an RGB image as :meth:`predict_batch` takes it, here unchanged; called from threads."""
+        return image
+
+    def predict_batch(
+        self, checkpoint: Checkpoint, prepared: Sequence[Any], *_: Any, **options: Any
+    ) -> Sequence[Prediction]:
+        """Predict images that :meth:`prepare` returned, with the results of :meth:`predict` for each."""
+        return [self.predict(checkpoint, image, **options) for image in prepared]
+
+    def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
+        """Return the columns of :meth:`Prediction.rows` with their types: str, float or int."""
+        raise UserError(f"predictions of task {self.name!r} have no columns; choose --format jsonl")
 
     def classifier(self, checkpoint: Checkpoint) -> nn.Module:
         """Return a model from images to logits ``(B, classes)``, which explanations need."""
@@ -142,6 +157,10 @@ class Checkpoint:
         """Predict one RGB image, on the device of the model; ``options`` depend on the task."""
         return self.task.predict(self, image, **options)
 
+    def predict_batch(self, images: Iterable[Image.Image], **options: Any) -> Sequence[Prediction]:
+        """Predict several RGB images together; each result is that of :meth:`predict`, up to rounding."""
+        return self.task.predict_batch(self, [self.task.prepare(self, image) for image in images], **options)
+
 
 class Prediction(ABC):
     """What a model predicts for one image."""
@@ -153,6 +172,10 @@ class Prediction(ABC):
     @abstractmethod
     def text(self) -> str:
         """Return the prediction as lines of text."""
+
+    def rows(self) -> list[list[str | float | int | None]]:
+        """Return the prediction as rows of a table with the task's :meth:`~Task.columns`; maybe none."""
+        raise NotImplementedError
 
     def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
         """Write the task's ``pictures`` as ``<folder>/<name>_<ending>.png``; return their paths by kind."""

@@ -14,7 +14,7 @@ import torch
 
 from visualtokens.errors import UserError
 from visualtokens.files import json_ready, write_atomically
-from visualtokens.progress import count, hardware, header, parameters
+from visualtokens.progress import count, hardware, header, model_name, parameters
 from visualtokens.tasks.task import Training
 from visualtokens.train.config import TrainConfig
 
@@ -27,8 +27,7 @@ PROJECT = "visualtokens"
 
 def log_header(config: TrainConfig, training: Training[Any], device: torch.device, *, processes: int) -> None:
     """Log what is trained, on which data and hardware, and where the output goes."""
-    backbone = config.model_args.get("backbone")
-    named = config.model if backbone is None else f"{config.model} with backbone {backbone}"
+    named = model_name(config.model, config.model_args)
     size = training.task.input_size(training.model, training.preprocess)
     train_images, val_images = training.images
     rows = {

@@ -140,6 +140,23 @@ class Classification(Prediction):
     def text(self) -> str:
         return "\n".join(f"  {p:6.1%}  {printable(name)}" for name, p in self.top)
 
+    def rows(self) -> list[list[str | float | int | None]]:
+        return [[value for pair in self.top for value in pair]]
+
+
+def top_columns(top: int, classes: int) -> dict[str, type]:
+    """Return the columns of :meth:`Classification.rows`: label, probability, label_2, probability_2 …"""
+    check_top(top)
+    endings = ["", *(f"_{i}" for i in range(2, min(top, classes) + 1))]
+    kinds: tuple[tuple[str, type], ...] = (("label", str), ("probability", float))
+    return {f"{name}{ending}": kind for ending in endings for name, kind in kinds}
+
+
+def check_top(top: int) -> None:
+    """Raise :class:`UserError` unless ``top`` is a number of classes."""
+    if top < 1:
+        raise UserError(f"top={top} must be at least 1")
+
 
 def predict(
     model: nn.Module,
@@ -150,9 +167,17 @@ def predict(
     top: int = TOP,
 ) -> Classification:
     """Return the class probabilities of an RGB image; its dictionary and text show the ``top`` classes."""
-    if top < 1:
-        raise UserError(f"top={top} must be at least 1")
-    x = preprocess(image).to(next(model.parameters()).device)  # (3, H, W)
+    return predict_batch(model, [preprocess(image)], classes=classes, top=top)[0]
+
+
+def predict_batch(
+    model: nn.Module, inputs: Sequence[Tensor], *, classes: Sequence[str], top: int = TOP
+) -> list[Classification]:
+    """Return the class probabilities of preprocessed images, each ``(3, H, W)``; see :func:`predict`."""
+    check_top(top)
+    if not inputs:
+        return []
+    x = torch.stack(list(inputs)).to(next(model.parameters()).device)  # (B, 3, H, W)
     with eval_mode(model), torch.inference_mode():
-        probabilities = model(x[None])[0].float().softmax(0)  # (classes,)
-    return Classification(probabilities.cpu(), classes, top)
+        probabilities = model(x).float().softmax(1).cpu()  # (B, classes)
+    return [Classification(each, classes, top) for each in probabilities]

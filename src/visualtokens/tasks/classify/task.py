@@ -37,6 +37,8 @@ from visualtokens.tasks.classify.evaluation import (
     evaluate,
     loss_of,
     predict,
+    predict_batch,
+    top_columns,
 )
 from visualtokens.tasks.initialize import initialize_classifier
 from visualtokens.tasks.options import TaskOptions
@@ -63,6 +65,7 @@ class Classify(Task):
     score = "accuracy"
     unused = ("loss_args",)
     predict_options = ("top",)
+    predicts_batches = True
 
     def open(self, options: TaskOptions) -> ClassifyTraining:
         train_set = open_dataset(options.data, "train", **options.data_options)
@@ -148,6 +151,17 @@ class Classify(Task):
         return predict(
             checkpoint.model, image, preprocess=checkpoint.preprocess, classes=checkpoint.classes, top=top
         )
+
+    def prepare(self, checkpoint: Checkpoint, image: Image.Image) -> Tensor:
+        return checkpoint.preprocess(image)
+
+    def predict_batch(
+        self, checkpoint: Checkpoint, prepared: Sequence[Tensor], *, top: int = TOP
+    ) -> list[Classification]:
+        return predict_batch(checkpoint.model, prepared, classes=checkpoint.classes, top=top)
+
+    def columns(self, checkpoint: Checkpoint, *, top: int = TOP) -> dict[str, type]:
+        return top_columns(top, len(checkpoint.classes))
 
     def classifier(self, checkpoint: Checkpoint) -> nn.Module:
         return checkpoint.model

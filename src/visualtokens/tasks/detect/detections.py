@@ -103,6 +103,11 @@ class ImageDetections(Prediction):
         lines = [f"  {o['score']:6.1%}  {o['class']}  at {', '.join(map(str, o['box']))}" for o in objects]
         return "\n".join(lines or ["  no object above the score threshold"])
 
+    def rows(self) -> list[list[str | float | int | None]]:
+        objects = self.detections.to_dicts(self.classes)
+        masks = ["mask_pixels"] if self.detections.masks is not None else []
+        return [[o["class"], o["score"], *o["box"], *(o[name] for name in masks)] for o in objects]
+
     def draw(self, image: Image.Image) -> Image.Image:
         """Return the image with the mask, box, class and score of every detection."""
         return draw(image, self.detections, self.classes)

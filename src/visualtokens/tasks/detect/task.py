@@ -102,6 +102,10 @@ class Detect(Task):
     def predict(self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE) -> ImageDetections:
         return ImageDetections(predict(checkpoint.model, image, score=score), checkpoint.classes)
 
+    def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
+        masks = {"mask_pixels": int} if checkpoint.model.has_masks else {}
+        return {"label": str, "score": float} | dict.fromkeys(("x1", "y1", "x2", "y2"), float) | masks
+
 
 def _open_data(data: str, split: Split, masks: bool, options: Mapping[str, Any]) -> DetectionDataset:
     if "masks" in options:

@@ -151,6 +151,9 @@ class Segment(Task):
         )
         return Segmentation(labels, checkpoint.classes, checkpoint.config.get("label_colors"))
 
+    def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
+        return {"label": str, "share": float}
+
 
 def _model_args(options: TaskOptions) -> dict[str, Any]:
     """Return ``model_args`` with the image size and the stochastic depth that other options set."""
@@ -264,6 +267,9 @@ class Segmentation(Prediction):
 
     def text(self) -> str:
         return "\n".join(f"  {p:6.1%}  {printable(name)}" for name, p in list(self.shares.items())[:SHOWN])
+
+    def rows(self) -> list[list[str | float | int | None]]:
+        return [[name, share] for name, share in self.shares.items()]
 
     def draw(self, image: Image.Image) -> Image.Image:
         """Return the image with every pixel tinted by its class, and a legend."""
