@@ -33,16 +33,25 @@ def freeze(model: nn.Module, layers: int | Literal["backbone"], *, heads: Collec
 
 def _first_layers(model: nn.Module, count: int, *, heads: Collection[str], name: str) -> list[str]:
     """Return the names of the parameters of the stem and of the first ``count`` stages or blocks."""
-    require_layers(model, repr(name))
-    grouped: Any = model
-    groups = group_parameters(model, grouped.group_matcher(coarse=True))  # position → names, stem first
+    require_layers(model, f"freeze={count}: {name!r}")
+    groups = _groups(model)
     layers = [names for _, names in sorted(groups.items()) if not any(each in heads for each in names)]
-    if count > len(layers) - 1:
+    most = len(layers) - 1
+    if most < 1:
+        raise UserError(f"freeze={count}: {name!r} is not divided into stages or blocks; give backbone")
+    if count > most:
         raise UserError(
-            f"freeze={count}: {name!r} has a stem and {len(layers) - 1} stages or blocks; "
-            f"give 0 to {len(layers) - 1}, or backbone"
+            f"freeze={count}: {name!r} has a stem and {most} stages or blocks; give 0 to {most}, or backbone"
         )
     return [each for names in layers[: count + 1] for each in names]
+
+
+def _groups(model: Any) -> dict[int, list[str]]:
+    """Return the names of the parameters of each stage or block by its position, that of the stem first."""
+    try:
+        return group_parameters(model, model.group_matcher(coarse=True))
+    except (AssertionError, NotImplementedError):  # a few timm models have no coarse groups
+        return {}
 
 
 def eval_frozen(module: nn.Module) -> None:

@@ -38,7 +38,7 @@ def download(repository: str, config: str, weights: Sequence[str]) -> tuple[Path
                 if not others:
                     raise
                 return download(repository, config, others)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, errors.EntryNotFoundError) as error:
         raise UserError(f"the repository {repository!r} cannot be fetched: {_reason(error, name)}") from error
     return Path(described), Path(file)
 

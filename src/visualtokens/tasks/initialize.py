@@ -65,7 +65,7 @@ class Initial:
     @property
     def statistics(self) -> dict[str, Any]:
         """The mean and standard deviation of their input, if known."""
-        return {name: self.cfg[name] for name in ("mean", "std") if name in self.cfg}
+        return {name: tuple(self.cfg[name]) for name in ("mean", "std") if name in self.cfg}
 
 
 # Reading.
@@ -194,7 +194,7 @@ def initialize_classifier(
         weights = _as_classifier(initial, name, model_args)
     count = _rows(weights, head)
     if initial.classes is None and count == len(classes):
-        kept, note = True, "its classifier is used for the classes of the data, of which there are as many"
+        kept, note = True, "their classifier is kept: it has as many classes as the data"
     else:
         kept, note = initial.classes == list(classes), _new_head(count, len(classes))
     if not kept:
@@ -202,7 +202,7 @@ def initialize_classifier(
         expected = {n: w for n, w in expected.items() if not n.startswith(head)}
     _require_fit(weights, expected, initial.origin, name)
     model.load_state_dict(weights, strict=False)
-    return [f"{initial.origin}" + ("" if initial.classes == list(classes) else f"; {note}")]
+    return [initial.origin if initial.classes == list(classes) else f"{initial.origin}; {note}"]
 
 
 def _new_head(count: int, wanted: int) -> str:

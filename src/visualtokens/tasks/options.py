@@ -137,8 +137,9 @@ class TaskOptions:
 
     @property
     def init_from(self) -> Any:
-        """The initial weights of a part of the model, in ``model_args``."""
-        return self.model_args.get("init_from")
+        """The initial weights of a part of the model or of its backbone, in ``model_args``."""
+        body = self.model_args.get("backbone_args") or {}
+        return self.model_args.get("init_from") or body.get("init_from")
 
     @property
     def frozen(self) -> int | Literal["backbone"] | None:

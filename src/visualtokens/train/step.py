@@ -265,6 +265,11 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
         raise UserError(
             f"optimizer {config.optimizer!r} refuses optimizer_args={config.optimizer_args}: {error}"
         ) from error
+    if config.layer_decay is not None and all(group["lr_scale"] == 1 for group in optimizer.param_groups):
+        raise UserError(
+            f"layer_decay={config.layer_decay} has no effect: all trained parameters of "
+            f"{type(model).__name__} are in one layer; leave it out"
+        )
     for name, value in config.optimizer_args.items():
         used = optimizer.defaults.get(name)
         if value != (list(used) if isinstance(used, tuple) else used):
