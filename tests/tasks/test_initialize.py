@@ -3,97 +3,39 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
-from timm.models import _registry, save_for_hf
+from PIL import Image
+from timm.data import create_transform
 from torch import Tensor, nn
 
+from tests.tasks.initial import (
+    DIGITS,
+    RESNET,
+    VIT,
+    Open,
+    equal,
+    others,
+    random_model,
+    save_bare,
+    save_old_timm,
+    save_own,
+    save_pickle,
+    save_timm,
+)
 from tests.test_converters import TouchesFile, released_shapes
 from visualtokens.checkpoint import load, save_checkpoint
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError
-from visualtokens.tasks import hub
 from visualtokens.tasks.initialize import Initial, initialize_classifier
-from visualtokens.tasks.options import TaskOptions
-from visualtokens.tasks.task import Training, open_training
-from visualtokens.tasks.timm_models import build_model
-from visualtokens.train import TrainConfig
-
-DIGITS = [str(i) for i in range(10)]
-RESNET: dict[str, Any] = dict(channels=[8, 8, 8, 8])
-VIT: dict[str, Any] = dict(embed_dim=24, depth=2, num_heads=3)
-
-Open = Callable[..., Training[Any]]
-
-
-@pytest.fixture
-def start(digits: str) -> Open:
-    """Opens the training of a small ResNet on digits."""
-
-    def make(**changes: Any) -> Training[Any]:
-        torch.manual_seed(0)
-        return open_training(TaskOptions(**dict(model="resnet18", model_args=RESNET, data=digits) | changes))
-
-    return make
-
-
-def random_model(name: str = "resnet18", classes: int = 10, **args: Any) -> nn.Module:
-    """A model whose weights no constructor would give it."""
-    model = build_model(name, classes=classes, model_args=args or (RESNET if name == "resnet18" else {}))
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.05)
-    return model
-
-
-def equal(model: nn.Module, weights: dict[str, Tensor]) -> bool:
-    state = model.state_dict()
-    return state.keys() == weights.keys() and all(torch.equal(state[n], w) for n, w in weights.items())
-
-
-def save_own(folder: Path, model: nn.Module, classes: list[str] = DIGITS, **args: Any) -> str:
-    preprocess = Preprocess((64, 64), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), crop=0.8, interpolation="bilinear")
-    save_checkpoint(
-        folder, model, classes=classes, preprocess=preprocess, model_args=args or RESNET, training={}
-    )
-    return str(folder)
-
-
-def save_timm(folder: Path, model: nn.Module) -> str:
-    save_for_hf(model, str(folder), model_args=RESNET, safe_serialization=True)
-    return str(folder)
-
-
-def save_old_timm(folder: Path, model: nn.Module) -> str:
-    """timm's older layout: a pickle of tensors, and a configuration without nested objects."""
-    folder.mkdir()
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    config = dict(architecture="resnet18", num_classes=10, mean=[0.5] * 3, std=[0.5] * 3)
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
-def save_pickle(wrap: Callable[[dict[str, Tensor]], Any], name: str) -> Callable[[Path, nn.Module], str]:
-    def save(folder: Path, model: nn.Module) -> str:
-        folder.mkdir()
-        torch.save(wrap(dict(model.state_dict())), folder / name)
-        return str(folder / name)
-
-    return save
-
-
-def save_bare(folder: Path, model: nn.Module) -> str:
-    folder.mkdir()
-    save_file(dict(model.state_dict()), folder / "weights.safetensors")
-    return str(folder / "weights.safetensors")
-
+from visualtokens.train import TrainConfig, train
 
 SOURCES: dict[str, Callable[[Path, nn.Module], str]] = {
     "own folder": save_own,
@@ -124,66 +66,7 @@ def test_every_source_gives_the_same_weights(start: Open, tmp_path: Path, source
     assert equal(training.model, dict(model.state_dict()))
 
 
-def test_hub_repository(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model()
-    folder = save_timm(tmp_path / "cache", model)
-    asked = []
-
-    def fetch(repository: str, name: str, *, revision: str | None) -> str:
-        asked.append((repository, name, revision))
-        return f"{folder}/{name}"
-
-    monkeypatch.setattr(hub, "hf_hub_download", fetch)
-    assert equal(start(init="hf-hub:me/digits@v2").model, dict(model.state_dict()))
-    assert asked == [("me/digits", "config.json", "v2"), ("me/digits", "model.safetensors", "v2")]
-
-
-def test_hub_repository_without_safetensors(
-    start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = random_model()
-    folder = Path(save_old_timm(tmp_path / "cache", model))
-
-    def fetch(repository: str, name: str, *, revision: str | None) -> str:
-        if not (folder / name).exists():
-            raise hub.errors.EntryNotFoundError("404")
-        return str(folder / name)
-
-    monkeypatch.setattr(hub, "hf_hub_download", fetch)
-    assert equal(start(init="hf-hub:me/digits").model, dict(model.state_dict()))
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (
-            hub.errors.LocalEntryNotFoundError("x"),
-            "the Hugging Face Hub cannot be reached, and they are not in",
-        ),
-        (
-            hub.errors.EntryNotFoundError("404"),
-            "it has no config.json and model.safetensors in timm's layout",
-        ),
-        (ValueError("Repo id must be\n'a/b'"), "cannot be fetched: Repo id must be 'a/b'"),
-    ],
-)
-def test_hub_repository_that_cannot_be_fetched(
-    start: Open, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
-) -> None:
-    def fetch(*_: Any, **__: Any) -> str:
-        raise error
-
-    monkeypatch.setattr(hub, "hf_hub_download", fetch)
-    with pytest.raises(UserError, match=f"^init: the repository 'me/x' .*{message}") as caught:
-        start(init="hf-hub:me/x")
-    assert "\n" not in str(caught.value)
-
-
 # Heads.
-
-
-def others(model: nn.Module) -> dict[str, Tensor]:
-    return {name: weight for name, weight in model.state_dict().items() if not name.startswith("fc.")}
 
 
 @pytest.mark.parametrize(
@@ -401,143 +284,15 @@ def test_arguments_of_released_weights_come_with_their_folder(start: Open, tmp_p
     assert training.describe()["model_args"] == {"border": "exact"}
 
 
-# timm's pretrained weights.
-
-
-@pytest.fixture
-def pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    """A ResNet for 1000 classes, whose weights timm finds as those of ``resnet10t``."""
-    model = timm.create_model("resnet10t")
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.05)
-    save_file(dict(model.state_dict()), tmp_path / "timm.safetensors")
-    cfg = replace(
-        timm.get_pretrained_cfg("resnet10t"),
-        hf_hub_id=None,
-        file=str(tmp_path / "timm.safetensors"),
-        input_size=(3, 48, 48),
-        mean=(0.5, 0.5, 0.5),
-    )
-    monkeypatch.setitem(_registry._model_pretrained_cfgs, "resnet10t", cfg)
-    return model
-
-
-def test_pretrained_weights_are_timms(start: Open, pretrained: nn.Module) -> None:
-    training = start(model="resnet10t", model_args={}, pretrained=True)
-    state = training.model.state_dict()
-    assert all(torch.equal(state[name], weight) for name, weight in others(pretrained).items())
-    assert (training.preprocess.size, training.preprocess.mean) == ((48, 48), (0.5, 0.5, 0.5))
-    assert training.notes == [
-        "pretrained: the weights of 'resnet10t'; their classifier is for 1000 classes instead of 10: "
-        "a new one starts from random weights"
-    ]
-
-
-def test_pretrained_weights_that_do_not_fit(start: Open, pretrained: nn.Module) -> None:
-    with pytest.raises(UserError, match=r"the weights of 'resnet10t' do not fit its model_args: .*layer1\."):
-        start(model="resnet10t", model_args={"channels": [8, 8, 8, 8]}, pretrained=True)
-
-
-def test_models_without_pretrained_weights(start: Open) -> None:
-    with pytest.raises(UserError) as caught:
-        start(model="paca_vit_nano", model_args={}, pretrained=True)
-    assert str(caught.value) == (
-        "pretrained: the weights of 'paca_vit_nano' do not exist in timm; "
-        "give weights of your own with --init, or leave --pretrained out"
-    )
-
-
-def test_pretrained_weights_without_network(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub's own error, without its waiting times."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError) as caught:
-        start(model="resnet18.a1_in1k", model_args={}, pretrained=True)
-    assert str(caught.value) == (
-        "pretrained: the weights of 'resnet18.a1_in1k' cannot be fetched: the Hugging Face Hub cannot be "
-        "reached, and they are not in its cache on this machine; download timm/resnet18.a1_in1k where there "
-        "is a network and give --init FOLDER, or set HF_HOME to a cache that has them"
-    )
-
-
-# Dense models.
-
-
-def dense(task: str, backbone: str, args: dict[str, Any], **changes: Any) -> Training[Any]:
-    small = dict(backbone=backbone, backbone_args=args)
-    if task == "segment":
-        given = dict(model="fpn", model_args=small | dict(head_args=dict(dim=8, width=8)), size=64)
-    else:
-        given = dict(model="retinanet", model_args=small | dict(width=8), size=64)
-    torch.manual_seed(0)
-    return open_training(TaskOptions(**given | dict(task=task, data="digit_scenes") | changes))
-
-
-PREFIX = {"segment": "backbone.body.", "detect": "backbone.body.body."}
-BACKBONES: dict[str, dict[str, Any]] = {
-    "resnet18": RESNET,
-    "convnext_atto": dict(dims=[8, 8, 8, 8], depths=[1, 1, 1, 1]),  # its names get underscores
-    "paca_vit_nano": {},
-    "test_vit": {},
-}
-
-
-@pytest.mark.parametrize("task", PREFIX)
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_classifiers_initialise_backbones(tmp_path: Path, task: str, backbone: str) -> None:
-    if (task, backbone) == ("detect", "test_vit"):
-        pytest.skip("a detector needs maps of several strides")
-    model = random_model(backbone, **BACKBONES[backbone])
-    training = dense(task, backbone, BACKBONES[backbone], init=save_bare(tmp_path / "x", model))
-    random = dense(task, backbone, BACKBONES[backbone]).model.state_dict()
-    known = {name.replace(".", "_"): weight for name, weight in model.state_dict().items()}
-    prefix = PREFIX[task]
-    for name, weight in training.model.state_dict().items():
-        if name.startswith(prefix):
-            expected = known[name.removeprefix(prefix).removeprefix("model.").replace(".", "_")]
-            if "pos_embed" not in name:  # resampled to 64 pixels
-                assert torch.equal(weight, expected), name
-        else:
-            assert torch.equal(weight, random[name]), name
-    assert training.notes[0].endswith("for the backbone; the rest starts from random weights")
-
-
-@pytest.mark.parametrize("task", PREFIX)
-def test_dense_models_take_the_statistics_of_the_weights(tmp_path: Path, task: str) -> None:
-    training = dense(task, "resnet18", RESNET, init=save_own(tmp_path / "x", random_model()))
-    stored = json.loads(json.dumps(training.describe()))["preprocess"]
-    assert (stored["mean"], stored["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
-    built, _, preprocess = training.task.build(training.describe())
-    if task == "segment":
-        assert preprocess == training.preprocess
-        assert preprocess.size == (64, 64)
-    else:
-        assert built.transform.image_mean == [0.1, 0.2, 0.3]
-        assert built.transform.image_std == [0.4, 0.5, 0.6]
-
-
-@pytest.mark.parametrize("task", PREFIX)
-def test_pretrained_backbones(pretrained: nn.Module, task: str) -> None:
-    training = dense(task, "resnet10t", {}, pretrained=True)
-    body = {
-        n.removeprefix(PREFIX[task]): w for n, w in training.model.state_dict().items() if PREFIX[task] in n
-    }
-    assert body
-    assert all(torch.equal(weight, pretrained.state_dict()[name]) for name, weight in body.items())
-    assert training.describe()["preprocess"]["mean"] in ([0.5, 0.5, 0.5], (0.5, 0.5, 0.5))
-
-
-def test_weights_of_another_dense_task_are_refused(tmp_path: Path) -> None:
-    folder = save_own(tmp_path / "x", random_model())
-    config = json.loads(Path(folder, "config.json").read_text())
-    Path(folder, "config.json").write_text(json.dumps(config | {"task": "detect"}))
-    message = "were trained to detect; give those of a classifier, or of task=segment"
-    with pytest.raises(UserError, match=re.escape(message)):
-        dense("segment", "resnet18", RESNET, init=folder)
+@pytest.mark.parametrize("name", ["bicubic", "bilinear", "lanczos", "nearest"])
+def test_interpolation_is_timms(name: str) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (96, 96, 3), dtype=np.uint8))
+    theirs = create_transform((3, 48, 48), interpolation=name, mean=(0, 0, 0), std=(1, 1, 1), crop_pct=1.0)
+    ours = Preprocess((48, 48), (0, 0, 0), (1, 1, 1), interpolation=name)
+    torch.testing.assert_close(ours(image), theirs(image), rtol=0, atol=1 / 255 + 1e-6)
 
 
 def test_trained_model_keeps_the_statistics(digits: str, tmp_path: Path) -> None:
-    from visualtokens.train import train
-
     source = save_own(tmp_path / "x", random_model(classes=3), list("abc"))
     options = TrainConfig(
         model="resnet18", model_args=RESNET, data=digits, init=source, out=str(tmp_path / "run"), epochs=1
