@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "converters": {"models"},
     "data": set(),
     "explain": {"ops", "data"},
-    "tasks": {"models", "layers", "data"},
+    "tasks": {"converters", "models", "layers", "data"},
     "checkpoint": {"tasks", "data"},
     "predict": {"tasks", "data"},
     "train": {"tasks", "checkpoint", "data", "models"},

@@ -169,6 +169,13 @@ TRAIN = ("train", "--model", "paca_vit_nano", "--data", "digits", "--out", "run"
         (["--drop_path", "much"], "--drop_path must be a number or a mapping, not 'much'"),
         (["--optimizer_args.momentm", "0.9"], "unknown argument of adamw in optimizer_args: 'momentm'"),
         (["--mixup", "0.8", "--teachr", "x"], "unknown option '--teachr'; did you mean '--teacher'?"),
+        (["--freeze", "stem"], "--freeze must be a whole number or 'backbone', not 'stem'"),
+        (["--freeze", "2"], "freeze=2 would keep random weights; give --pretrained or --init as well"),
+        (["--init", "nowhere", "--probe"], "init: 'nowhere' does not exist; give a checkpoint folder with"),
+        (
+            ["--pretrained"],
+            "pretrained: the weights of 'paca_vit_nano' do not exist in timm; give weights of",
+        ),
         (["--decay_rate", "0.5"], "decay_rate=0.5 has no effect with schedule=cosine; leave it out or give"),
     ],
 )
@@ -252,6 +259,8 @@ def test_printed_config_parses_to_itself(vtok: Vtok, tmp_path: Path) -> None:
     for arguments in (
         (*TRAIN, "--size", "40", "--bf16"),
         (*TRAIN, "--resume", "auto", "--log", "wandb", "trackio", "--drop_path", '{"paca*": 0.1}'),
+        (*TRAIN, "--init", "x", "--freeze", "backbone"),
+        (*TRAIN, "--pretrained", "--freeze", "3"),
         (*TRAIN, "--resume", "--drop_path", "0.1", "--optimizer_args.betas", "[0.9, 0.95]"),
         ("bench", "a", "b", "--against", "c", "--size", "32x64"),
     ):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import timm
 import torch
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, eva, generate_default_cfgs, register_model, vision_transformer
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
@@ -160,9 +160,16 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
         NAME,
         pretrained,
         pretrained_cfg_overlay=inherited | overlay | {"architecture": NAME},
+        pretrained_filter_fn=_adapt,
         feature_cfg=dict(out_indices=3, feature_cls="getter"),
         **options,
     )
+
+
+def _adapt(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Resample position embeddings to the input size of the model, as timm does for the base."""
+    family = eva if isinstance(transformer(model), eva.Eva) else vision_transformer
+    return family.checkpoint_filter_fn(weights, model)
 
 
 def _build(

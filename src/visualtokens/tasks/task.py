@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from visualtokens.data import BadImage, Share, Split
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import CONFIG, WEIGHTS, load_weights, read_config, read_weights
+from visualtokens.tasks.freeze import freeze
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.schema import (
     check_config,
@@ -262,6 +263,8 @@ class Loss:
 class Training(ABC, Generic[E]):
     """A task with its data and a new model: what the training engine needs to know."""
 
+    notes: Sequence[str] = ()  # for the log of a new run, such as where the weights come from
+
     def __init__(
         self, task: Task, model: nn.Module, *, train_set: Any, val_set: Any, preprocess: Any
     ) -> None:
@@ -302,6 +305,10 @@ class Training(ABC, Generic[E]):
     def describe(self) -> dict[str, Any]:
         """Return what ``config.json`` must hold to build the model without the data."""
 
+    def heads(self) -> set[str]:
+        """Return the names of the parameters outside the backbone, which ``freeze`` leaves trainable."""
+        raise UserError(f"task {self.task.name!r} does not support freeze; leave it out")
+
     def to(self, device: torch.device) -> None:
         """Move what the loss needs besides the model, such as a teacher."""
 
@@ -312,6 +319,9 @@ def open_training(options: TaskOptions) -> Training[Any]:
     options.refuse(task.unused)
     training = task.open(options)
     training.task.check(training.describe())  # what is trained can be loaded
+    if options.frozen is not None:
+        note = freeze(training.model, options.frozen, heads=training.heads(), name=options.model)
+        training.notes = (*training.notes, note)
     return training
 
 

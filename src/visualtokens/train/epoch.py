@@ -73,7 +73,7 @@ def train_epoch(
     every step, with None for a step that was left out because a process had no image for it.
     """
     loader.set_epoch(epoch, start=stats.steps)
-    learner.model.train()
+    learner.train_mode()
     last = time.perf_counter()
     with progress:
         batches = iter(loader)

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from visualtokens.errors import UserError
 from visualtokens.files import CannotSave, saving
 from visualtokens.progress import Counted, Progress, rate
 from visualtokens.tables import metric_name
+from visualtokens.tasks.initialize import ResumedFrom
+from visualtokens.tasks.schema import without_initial_weights
 from visualtokens.tasks.task import Evaluation, Loading, open_training
 from visualtokens.train.config import TrainConfig
 from visualtokens.train.distributed import (
@@ -33,7 +35,7 @@ from visualtokens.train.distributed import (
 )
 from visualtokens.train.epoch import EpochStats, train_epoch
 from visualtokens.train.fingerprint import fingerprint
-from visualtokens.train.folder import open_run, publish
+from visualtokens.train.folder import open_run, publish, snapshot_to_resume
 from visualtokens.train.log import Log, forget_steps_after, log_header, open_sinks, write_history
 from visualtokens.train.snapshot import Snapshot, State, load_snapshot, save_snapshot
 from visualtokens.train.step import Diverged, Learner, StepResult
@@ -120,7 +122,7 @@ class Run:
         self.out = Path(config.out)
         self.progress = progress if team.is_main else False
         torch.manual_seed(config.seed)  # decides the initial weights
-        self.training = open_training(config)
+        self.training = open_training(_without_initial_weights(config))
         self.score = self.training.task.score
         loading = Loading(
             batch=config.batch,
@@ -172,6 +174,8 @@ class Run:
         """Open the output folder until ``folder`` is closed, and restore the snapshot to resume from."""
         snapshot = self._open_folder(folder)
         if snapshot is None:
+            for note in self.training.notes if self.team.is_main else ():
+                logger.info("%s", note)
             return
         self.last, state, weights = snapshot
         self.epoch, self.history = state.epoch, state.history
@@ -208,7 +212,7 @@ class Run:
         if not self.team.is_main:
             yield
             return
-        sinks = open_sinks(self.config.log, self.out, options=asdict(self.config), step=self.learner.step)
+        sinks = open_sinks(self.config.log, self.out, options=self.config.filled(), step=self.learner.step)
         self.log = Log(self.out, sinks=sinks)
         try:
             yield
@@ -356,7 +360,7 @@ class Run:
         )
         config = self.training.describe() | {
             "task": self.training.task.name,
-            "training": asdict(self.config),
+            "training": self.config.filled(),
         }
         with saving(self.out, self._fallback()):
             self.last = save_snapshot(self.out, state, weights, config, keep=self.config.keep)
@@ -366,3 +370,15 @@ class Run:
         if self.last is None:
             return "there is no snapshot yet"
         return f"the snapshot {self.last.name} is intact; free some space, then resume with --resume auto"
+
+
+def _without_initial_weights(config: TrainConfig) -> TrainConfig:
+    """Return the options of a run that resumes without the sources of its initial weights.
+
+    The snapshot has the weights and describes their input, so the sources may be gone by now.
+    """
+    snapshot = snapshot_to_resume(config)
+    if snapshot is None:
+        return config
+    model_args = without_initial_weights(config.model_args)
+    return replace(config, init=ResumedFrom(snapshot), pretrained=False, model_args=model_args)

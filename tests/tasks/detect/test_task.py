@@ -106,7 +106,7 @@ def test_init_from_a_classifier_and_from_a_detector(data: str, digits: str, tmp_
     assert all("_predictor." in name for name in differ)
 
     wrong = config(data, tmp_path, init=str(folder), model_args=ARGS | dict(backbone_args={}))
-    with pytest.raises(UserError, match=r"init: the weights of 'resnet18' .* do not fit"):
+    with pytest.raises(UserError, match=r"init: the weights in .* do not fit 'resnet18', so none was loaded"):
         open_training(wrong)
 
 

@@ -29,7 +29,6 @@ from visualtokens.data import (
 )
 from visualtokens.data.base import with_classes
 from visualtokens.errors import UserError, unknown
-from visualtokens.files import one_line
 from visualtokens.tasks.classify.evaluation import (
     TOP,
     Classification,
@@ -40,10 +39,12 @@ from visualtokens.tasks.classify.evaluation import (
     predict_batch,
     top_columns,
 )
-from visualtokens.tasks.initialize import initialize_classifier
+from visualtokens.tasks.hub import pretrained_model
+from visualtokens.tasks.initialize import initialize_classifier, read_initial
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.schema import check_input
 from visualtokens.tasks.task import (
+    DEFAULT_TASK,
     Checkpoint,
     Loading,
     Loss,
@@ -51,11 +52,17 @@ from visualtokens.tasks.task import (
     Training,
     register_task,
 )
-from visualtokens.tasks.timm_models import build_model, preprocess_for, sized_args, timm_cfg
+from visualtokens.tasks.timm_models import (
+    build_model,
+    head_prefixes,
+    preprocess_for,
+    sized_args,
+    timm_cfg,
+)
 
 REDUCED = "reduced_vit"  # the registered name of a vision transformer with fewer tokens
 # The entries of timm's pretrained_cfg that describe the model rather than its pretrained weights.
-_DESCRIBES_MODEL = ("interpolation", "pool_size", "first_conv", "classifier", "fixed_input_size")
+_DESCRIBES_MODEL = ("pool_size", "first_conv", "classifier", "fixed_input_size")
 
 
 class Classify(Task):
@@ -71,12 +78,18 @@ class Classify(Task):
         train_set = open_dataset(options.data, "train", **options.data_options)
         val_set = open_dataset(options.data, "val", **options.data_options)
         classes = train_set.classes
-        model_args = all_model_args(options)
-        model = build_model(options.model, classes=len(classes), model_args=model_args)
+        initial = read_initial(options, model=options.model)
+        model_args = initial.model_args | all_model_args(options)
+        model = build_model(options.model, classes=len(classes), model_args=model_args, cfg=initial.cfg)
         preprocess = preprocess_for(model, size=options.size)
-        if options.init is not None:
-            source = self._load_for("init", options.init)
-            initialize_classifier(model, source, folder=options.init, classes=classes, size=preprocess.size)
+        notes = initialize_classifier(
+            model,
+            initial,
+            name=options.model,
+            classes=classes,
+            model_args=model_args,
+            tasks=(self.name, DEFAULT_TASK),
+        )
         distill = 0.0
         if options.teacher is not None:
             distill = 0.5 if options.distill is None else options.distill
@@ -87,6 +100,7 @@ class Classify(Task):
             val_set=val_set,
             preprocess=preprocess,
             model_args=model_args,
+            notes=notes,
             augment=augment_of(options),
             loss=ClassifyLoss(
                 smoothing=options.label_smoothing,
@@ -98,27 +112,19 @@ class Classify(Task):
             teacher=None if options.teacher is None else self._teacher(options.teacher, classes, preprocess),
         )
 
-    def _load_for(self, option: str, folder: str) -> Checkpoint:
-        try:
-            return self.load(folder)
-        except UserError as error:
-            raise UserError(f"{option}: {error}") from error
-
     def _teacher(self, name: str, classes: Sequence[str], student: Preprocess) -> Teacher:
         """Return the teacher from a checkpoint folder, or a timm model with pretrained weights."""
         model: nn.Module
         if Path(name).exists():
-            checkpoint = self._load_for("teacher", name)
+            try:
+                checkpoint = self.load(name)
+            except UserError as error:
+                raise UserError(f"teacher: {error}") from error
             model, own, count = checkpoint.model, checkpoint.preprocess, len(checkpoint.classes)
             if checkpoint.classes != list(classes):
                 raise UserError(f"teacher {name!r} was trained for other classes than those of the data")
         elif timm.is_model(name):
-            try:
-                model = timm.create_model(name, pretrained=True)
-            except (OSError, RuntimeError, ValueError) as error:
-                raise UserError(
-                    f"teacher {name!r}: timm cannot fetch its weights: {one_line(error)}"
-                ) from error
+            model = pretrained_model(name, origin=f"teacher: the weights of {name!r}")
             own, count = preprocess_for(model), int(model.num_classes)  # type: ignore[arg-type]
         else:
             raise unknown("teacher", name, timm.list_models(pretrained=True))
@@ -189,6 +195,7 @@ class Classify(Task):
             "mean": preprocess.mean,
             "std": preprocess.std,
             "crop_pct": preprocess.crop,
+            "interpolation": preprocess.interpolation,
         }
         return self.describe(architecture, classes=classes, model_args=model_args) | {
             "num_features": model.num_features,
@@ -241,11 +248,12 @@ class ClassifyTraining(Training[Batch]):
         augment: Augment,
         loss: ClassifyLoss,
         teacher: Teacher | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__(task, model, train_set=train_set, val_set=val_set, preprocess=preprocess)
         if len(self.classes) < 2:
             raise UserError(f"{train_set.spec} has {len(self.classes)} class; a classifier needs 2 or more")
-        self.augment, self.options, self.teacher = augment, loss, teacher
+        self.augment, self.options, self.teacher, self.notes = augment, loss, teacher, notes
         self.mix: Mix | None = None
         if loss.mixup or loss.cutmix:
             self.mix = Mix(
@@ -279,6 +287,10 @@ class ClassifyTraining(Training[Batch]):
 
     def describe(self) -> dict[str, Any]:
         return self._description
+
+    def heads(self) -> set[str]:
+        prefixes = head_prefixes(self.model)
+        return {name for name, _ in self.model.named_parameters() if name.startswith(prefixes)}
 
     def to(self, device: torch.device) -> None:
         if self.teacher is not None:

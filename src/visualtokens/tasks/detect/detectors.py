@@ -26,7 +26,7 @@ from torchvision.transforms.v2 import functional
 
 from visualtokens.data.detection import fit
 from visualtokens.errors import UserError
-from visualtokens.tasks.timm_models import Backbone, preprocess_for
+from visualtokens.tasks.timm_models import Backbone, Matcher, matcher_under, preprocess_for
 
 Detection = dict[str, Tensor]  # the detections or the targets of one image
 
@@ -142,6 +142,9 @@ class FasterRCNN(GeneralizedRCNN):
         heads = region_heads(backbone, options, masks=self.has_masks)
         super().__init__(backbone, proposals(backbone, options), heads, fit_images(backbone, options))
 
+    def group_matcher(self, coarse: bool = False) -> Matcher:
+        return matcher_under("backbone.body.", self.backbone.body.group_matcher(coarse))
+
     def no_weight_decay(self) -> set[str]:
         return self.backbone.no_weight_decay("backbone.")
 
@@ -195,6 +198,9 @@ class RetinaNet(retinanet.RetinaNet):
     ) -> list[Detection]:
         found = super().postprocess_detections(head_outputs, anchors, image_shapes)
         return [each | {"labels": each["labels"] + 1} for each in found]
+
+    def group_matcher(self, coarse: bool = False) -> Matcher:
+        return matcher_under("backbone.body.", self.backbone.body.group_matcher(coarse))
 
     def no_weight_decay(self) -> set[str]:
         return self.backbone.no_weight_decay("backbone.")

@@ -26,7 +26,7 @@ from visualtokens.data.segmentation import (
 from visualtokens.data.transforms import as_augment
 from visualtokens.errors import UserError, unknown
 from visualtokens.tables import printable
-from visualtokens.tasks.initialize import initialize_dense
+from visualtokens.tasks.initialize import initialize_dense, read_initial
 from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
 from visualtokens.tasks.schema import check_colours, check_input
 from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss, evaluate, loss_of
@@ -38,6 +38,7 @@ from visualtokens.tasks.timm_models import has_fixed_size, preprocess_for
 
 SHOWN = 30  # classes in the text of a prediction
 LOSS_ARGS = ("auxiliary", "class_weights")
+BODY = "backbone.body."  # what the names of the backbone's weights start with
 
 
 class Segment(Task):
@@ -54,18 +55,19 @@ class Segment(Task):
     def open(self, options: TaskOptions) -> SegmentTraining:
         train_set = open_segmentation(options.data, "train", **options.data_options)
         val_set = open_segmentation(options.data, "val", **options.data_options)
-        model_args = _model_args(options)
+        initial = read_initial(options, model=options.backbone)
+        model_args = initial.add_to_backbone(_model_args(options))
         model = build(options.model, classes=len(train_set.classes), model_args=model_args)
-        if options.init is not None:
-            initialize_dense(
-                model,
-                options.init,
-                task=self.name,
-                classes=train_set.classes,
-                body="backbone.body.",
-                heads=(".classify.",),
-            )
-        own = preprocess_for(model.backbone, size=options.size)
+        notes = initialize_dense(
+            model,
+            initial,
+            task=self.name,
+            classes=train_set.classes,
+            backbone=model.backbone,
+            body=BODY,
+            heads=(".classify.",),
+        )
+        own = replace(preprocess_for(model.backbone, size=options.size), **initial.statistics)
         preprocess = SegmentPreprocess(own.size, own.mean, own.std, keep_ratio=train_set.keep_ratio)
         return SegmentTraining(
             self,
@@ -80,6 +82,7 @@ class Segment(Task):
             ),
             loss=_loss(options),
             inference=default_inference(model_args["backbone"], preprocess),
+            notes=notes,
         )
 
     def check(self, config: Mapping[str, Any]) -> None:
@@ -204,11 +207,12 @@ class SegmentTraining(Training[SegmentBatch]):
         augment: SegmentAugment,
         loss: SegmentLoss,
         inference: Inference | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__(task, model, train_set=train_set, val_set=val_set, preprocess=preprocess)
         if len(self.classes) < 2:
             raise UserError(f"{train_set.spec} has {len(self.classes)} class; segmentation needs 2 or more")
-        self.augment, self.options, self.inference = augment, loss, inference
+        self.augment, self.options, self.inference, self.notes = augment, loss, inference, notes
         self.weights = loss.weights(self.classes)
         self._description = task.describe(head, classes=self.classes, model_args=model_args) | {
             "preprocess": asdict(preprocess)
@@ -241,6 +245,9 @@ class SegmentTraining(Training[SegmentBatch]):
 
     def describe(self) -> dict[str, Any]:
         return self._description
+
+    def heads(self) -> set[str]:
+        return {name for name, _ in self.model.named_parameters() if not name.startswith(BODY)}
 
     def to(self, device: torch.device) -> None:
         if self.weights is not None:
