@@ -181,6 +181,27 @@ def test_channels_and_strides_of_the_maps() -> None:
     assert maps.feature_info.channels()[:4] == theirs.feature_info.channels()[:4]
 
 
+def test_output_stride_averages_the_last_map() -> None:
+    plain, coarse = small(34).eval(), small(34, output_stride=8).eval()  # the small stem: layer3 has stride 4
+    x = torch.randn(2, 3, 32, 52)
+    with torch.no_grad():
+        _, maps = plain.forward_intermediates(x)
+        tokens, coarser = coarse.forward_intermediates(x)
+        assert torch.equal(coarse(x), plain(x))
+        assert torch.equal(tokens, plain.forward_features(x))
+    assert all(torch.equal(a, b) for a, b in zip(maps[:-1], coarser[:-1], strict=True))
+    rows, columns = maps[-1].shape[2:]
+    assert (rows, columns) == (8, 13)
+    for i in range(4):
+        for j in range(7):  # the last column has one pixel
+            cell = maps[-1][:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
+            assert torch.allclose(coarser[-1][:, :, i, j], cell.mean((2, 3)), atol=1e-6)
+    assert [info["reduction"] for info in coarse.feature_info] == [1, 1, 2, 4, 8]
+    assert [info["reduction"] for info in small(34, output_stride=4).feature_info] == [1, 1, 2, 4, 4]
+    with pytest.raises(UserError, match="output_stride=16; the last map has stride 4 or 8"):
+        small(34, output_stride=16)
+
+
 def test_every_parameter_of_features_only_gets_a_gradient() -> None:
     maps = small(34, features_only=True).train()
     sum(m.square().sum() for m in maps(torch.randn(2, 3, 32, 32))).backward()
