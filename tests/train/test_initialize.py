@@ -67,6 +67,30 @@ def test_position_embeddings_are_resampled(tmp_path: Path) -> None:
     assert torch.equal(model.blocks[0].mlp.fc1.weight, old.blocks[0].mlp.fc1.weight)  # type: ignore[union-attr,index]
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("stvit_iso_64", dict(channels=(8, 8, 8, 8), depths=(1, 1, 1, 1), heads=(1, 1, 1, 1))),
+        ("deit_e252", dict(depth=1)),
+        ("swin_iso_64", dict(channels=(8, 8, 8, 8), depths=(1, 1, 1, 1), heads=(1, 1, 1, 1))),
+    ],
+)
+def test_models_for_any_size_keep_their_positions(tmp_path: Path, name: str, args: dict) -> None:
+    """The tables are those of the default size, whatever the size of the images; with img_size, of that."""
+    folder = save(tmp_path / "first", name, classes=["a", "b"], size=64, **args)
+    old = load(folder).model.state_dict()
+    model = build_model(name, classes=2, model_args=args)
+    initialize_classifier(model, load(folder), folder=folder, classes=["a", "b"], size=(96, 96))
+    assert same(dict(model.state_dict()), dict(old))
+    if name != "swin_iso_64":  # whose windows depend on more than the size
+        model = build_model(name, classes=2, model_args=args | dict(img_size=96))
+        initialize_classifier(model, load(folder), folder=folder, classes=["a", "b"], size=(96, 96))
+        assert not any(
+            key.endswith(("table", "pos_embed")) and w.shape == old[key].shape
+            for key, w in model.state_dict().items()
+        )
+
+
 @pytest.mark.parametrize("broken", ["paca_vit_b0_32", None])
 def test_init_weights_that_do_not_fit(config: Make, tmp_path: Path, broken: str | None) -> None:
     folder = save(tmp_path / "first", broken, classes=DIGITS) if broken else str(tmp_path / "nowhere")

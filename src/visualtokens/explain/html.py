@@ -1,4 +1,4 @@
-"""HTML pages that need no script, file or network, and the page of one explanation.
+"""HTML pages that need no script, file or network: the page of one explanation, and the parts of others.
 
 Functions take plain text and return HTML; all escaping happens here.
 """

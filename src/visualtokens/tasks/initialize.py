@@ -20,16 +20,17 @@ def initialize_classifier(
 ) -> None:
     """Load the weights of another classifier; a head for different classes keeps its new weights.
 
-    Position embeddings of timm models are resampled to ``size``.
+    Position embeddings that were learned for another size are resampled to ``size``.
     """
+    head, expected = _head_prefixes(model), model.state_dict()
     resize: Any = getattr(source.model, "set_input_size", None)
-    if source.preprocess.size != size and resize is not None:
-        resize(img_size=size)
-    head = _head_prefixes(model)
     weights: dict[str, Tensor] = source.model.state_dict()
+    others = {name: w.shape for name, w in weights.items() if not name.startswith(head)}
+    if resize is not None and any(n in expected and expected[n].shape != s for n, s in others.items()):
+        resize(img_size=size)
+        weights = source.model.state_dict()
     if source.classes != list(classes):
         weights = {name: w for name, w in weights.items() if not name.startswith(head)}
-    expected = model.state_dict()
     misfits = [n for n in weights if n not in expected or expected[n].shape != weights[n].shape]
     misfits += [name for name in expected if name not in weights and not name.startswith(head)]
     _load(model, weights, misfits, source.config, folder)
