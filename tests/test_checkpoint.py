@@ -63,6 +63,8 @@ def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> N
     [
         ("paca_vit_nano", None, {}),
         ("paca_vit_nano", 48, {"drop_path_rate": 0.1, "clusters": (8, 8, 0, 0)}),
+        ("paca_vit_nano", 48, {"img_size": 48}),
+        ("stvit_iso_64", 64, {"depths": (1, 1, 1, 1), "img_size": 64}),  # positions for this size
         ("vit_tiny_patch16_224", 64, {"depth": 1}),  # built for one size
         ("resnet18", 32, {}),  # running statistics
     ],

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +46,29 @@ def test_a_folder_becomes_one_page(vtok: Vtok, checkpoint: Path, photos: Path, t
     assert page.read_text(encoding="utf-8").count('<article class="sample">') == 2
     document = json.loads(vtok(*arguments, "--json")[1])
     assert [entry["truth"] for entry in document["explained"]] == ["0", "1"]
+    for entry in document["explained"]:
+        assert (entry["truth_probability"] == entry["probability"]) == (entry["truth"] == entry["predicted"])
     assert sorted(bad["path"] for bad in document["unreadable"]) == ["broken.png", "dot.png"]
     assert document["ignored"] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("given", [".", "0/x.png"])
+@pytest.mark.parametrize("name", ["run", "run/best"])
+def test_pages_state_model_checkpoint_and_date_only(
+    vtok: Vtok, checkpoint: Path, photos: Path, tmp_path: Path, given: str, name: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "private" / name)
+    page = tmp_path / "x.html"
+    vtok("explain", photos / given, "--checkpoint", tmp_path / "private" / name, "--save", page)
+    text = page.read_text(encoding="utf-8")
+    footer = re.sub(r"<[^>]*>", "", text[text.rindex("<footer>") : text.index("</body>")]).split("\n")
+    today = date.today()
+    assert [line for line in footer if line] in [
+        ["Model paca_vit_nano", f"Checkpoint {name}", day.isoformat()]
+        for day in (today, today - timedelta(1))
+    ]
+    assert "private" not in text
+    assert str(tmp_path) not in text
 
 
 def test_folder_without_unreadable_files(vtok: Vtok, checkpoint: Path, photos: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage, ImageDataset
-    from visualtokens.explain import Explanation, FaithfulnessEvaluator, Gallery, Score
+    from visualtokens.explain import Explanation, FaithfulnessEvaluator, Gallery, Origin, Score
     from visualtokens.tasks import Checkpoint
 
 
@@ -146,6 +146,18 @@ def _options(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) 
     )
 
 
+def _origin(config: ExplainConfig, checkpoint: Checkpoint) -> Origin:
+    """Return the footer of a page: the model, the name of the checkpoint's folder, and the current date."""
+    from datetime import date
+
+    from visualtokens.explain import Origin
+    from visualtokens.train.folder import BEST
+
+    folder = Path(config.checkpoint).resolve()
+    name = f"{folder.parent.name}/{folder.name}" if folder.name == BEST else folder.name
+    return Origin(model=checkpoint.config["architecture"], checkpoint=name, date=date.today())
+
+
 def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
     from visualtokens.data import read_image
     from visualtokens.explain import explain
@@ -157,7 +169,7 @@ def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | 
         **_options(config, checkpoint, target),
         truth=class_of(Path(config.image), checkpoint.classes),
     )
-    saved = explanation.save(config.save or PAGE)
+    saved = explanation.save(config.save or PAGE, origin=_origin(config, checkpoint))
     document = {
         "image": config.image,
         "predicted": checkpoint.classes[explanation.predicted],
@@ -283,7 +295,7 @@ def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int |
             **_options(config, checkpoint, target),
             stop=stop.__bool__,
         )
-    saved = gallery.write(save)
+    saved = gallery.write(save, origin=_origin(config, checkpoint))
     warn_unreadable(gallery.refused)
     document = {"folder": config.image, **gallery.to_dict(), "saved": str(saved)}
     code = 1 if gallery.refused else 0

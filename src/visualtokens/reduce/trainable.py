@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import timm
 import torch
+from timm.layers import to_2tuple
 from timm.models import build_model_with_cfg, eva, generate_default_cfgs, register_model, vision_transformer
 from torch import Tensor, nn
 
@@ -146,13 +147,17 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
     ``reduce``; ``price`` and ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are
     passed to the base. ``pretrained=True`` loads the base's pretrained weights. A checkpoint stores the
     options in its ``model_args``. Weights have the same names as in the base, so a checkpoint of the base can
-    be loaded.
+    be loaded. ``img_size`` becomes the model's input size. After ``set_input_size``, a share in ``keep`` is
+    one of the new number of patches; a number of tokens, and every number of ``method="conv"``, stays as it
+    is.
     """
     if not timm.is_model(base):
         raise unknown("base", base, timm.list_models("*vit*"))
     cfg = timm.get_pretrained_cfg(base)
     overlay = options.pop("pretrained_cfg_overlay", None) or {}
     inherited = {name: getattr(cfg, name) for name in INHERITED} if cfg else {}
+    if options.get("img_size") is not None:
+        inherited["input_size"] = (3, *to_2tuple(options["img_size"]))
     if pretrained and not options.get("pretrained_cfg"):
         options["pretrained_cfg"] = cfg
     return build_model_with_cfg(
@@ -191,6 +196,10 @@ def _build(
     if (price is None) == (method == SOFT):
         raise UserError(f"price={price} with method={method!r}; give a price with method='soft' only")
     model = timm.create_model(base, **options)
+    embed: Any = getattr(model, "patch_embed", None)
+    if getattr(embed, "num_patches", None) == 0:
+        least = max(embed.patch_size)
+        raise UserError(f"img_size={options['img_size']} is less than a patch; give at least {least}")
     if price is not None:
         return reduce(model, soft_extraction(price=price, pace=pace), keep=1.0, carry=False)
     return reduce(
