@@ -14,7 +14,8 @@ LINK = r"\[([^\]]*)\]\((?!https://|#)[^)]*\)"
 def description(readme: str) -> str:
     """The Markdown of the README without relative pictures and links."""
     without_pictures = re.sub(rf"^!{LINK}\n+(?:\(Photos: .*\)\n+)?", "", readme, flags=re.MULTILINE)
-    return re.sub(LINK, r"\1", without_pictures)
+    without_asides = re.sub(rf" \({LINK}\)", "", without_pictures)
+    return re.sub(LINK, r"\1", without_asides)
 
 
 setup(

@@ -50,15 +50,12 @@ def check_sdist(sdist: Path) -> None:
 def check_description(wheel: Path) -> None:
     """The description has no links or pictures that only work in the repository, and renders."""
     found = description(wheel)
-    text = str(found.get_payload())
+    text = found.get_payload(decode=True).decode()
     links = re.findall(r"\]\(([^)]*)\)", text)
     assert links
     assert all(link.startswith(("https://", "#")) for link in links), links
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert (found["Name"], found["Version"]) == (project["name"], project["version"])
-    assert f"\n## [{project['version']}]" in (log := (ROOT / "CHANGELOG.md").read_text("utf-8")) or (
-        "\n## [Unreleased]" in log
-    ), "CHANGELOG.md has no section for this version"
 
 
 def main() -> None:

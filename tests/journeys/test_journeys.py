@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.release_check import check_description, check_sdist, check_wheel
 from tests.wheel import build, environment, run
 
 HERE = Path(__file__).parent
@@ -15,11 +16,22 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist and the wheel."""
+    return build(tmp_path_factory.mktemp("packages") / "dist", isolated=False)
+
+
+@pytest.fixture(scope="session")
+def python(packages: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with the wheel and its required packages, COCO's included."""
-    folder = tmp_path_factory.mktemp("wheel")
-    _, wheel = build(folder / "dist", isolated=False)
-    return environment(folder / "venv", wheel, extras=["detect"])
+    return environment(tmp_path_factory.mktemp("wheel") / "venv", packages[1], extras=["detect"])
+
+
+def test_packages_hold_what_they_should(packages: tuple[Path, Path]) -> None:
+    sdist, wheel = packages
+    check_sdist(sdist)
+    check_wheel(wheel)
+    check_description(wheel)
 
 
 @pytest.mark.parametrize("name", JOURNEYS)
