@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Newer than the files that list the dependencies, so a second run installs nothing.
 STAMP := $(VENV)/.installed
+EXTRAS := $(VENV)/.installed-extras
 
-.PHONY: demo test test-all test-cpus test-lowest lint format bench clean
+.PHONY: demo test test-all test-cpus test-lowest lint format bench docs notebooks release-check clean
 
 demo: $(STAMP)
 	$(BIN)/vtok demo --out demo
@@ -18,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
-test-all: $(STAMP)
+test-all: $(EXTRAS)
 	$(PYTEST)
 
 # The numerical tests with the kernels that the libraries choose on other processors.
@@ -51,6 +52,18 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_ops.py --save results/bench_ops.json
 
+# The site of the documentation in site/; a broken link or reference is an error.
+docs: $(EXTRAS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+
+# The notebooks with new outputs.
+notebooks: $(EXTRAS)
+	$(BIN)/python docs/run_notebooks.py
+
+# The packages in dist/, checked and tried. EMPTY=1 installs all dependencies into an empty environment.
+release-check: $(EXTRAS)
+	$(BIN)/python -m tests.release_check $(if $(EMPTY),--empty)
+
 # Gigabytes are downloaded over connections that may break: a new pip resumes, and the retries do the rest.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RETRY := retry() { "$$@" || { sleep 5; "$$@"; } || { sleep 30; "$$@"; }; }; retry
@@ -61,5 +74,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(RETRY) $(PIP) --constraint constraints.txt --editable ".[dev,explain]"
 	touch $@
 
+# What only the site, the packages and the slow tests of both need.
+$(EXTRAS): $(STAMP)
+	$(RETRY) $(PIP) --constraint constraints.txt --editable ".[docs,release]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(LOWEST) demo build dist
+	rm -rf $(VENV) $(LOWEST) demo build dist site

@@ -22,13 +22,12 @@ from visualtokens.cli.parse import parse
 from visualtokens.cli.train import VERB
 from visualtokens.train import TrainConfig, train
 
-RECIPES = {name: f"recipes/small_cifar10_{name}.yaml" for name in ("paca", "vt")}
+RECIPES = {name: f"small_cifar10_{name}" for name in ("paca", "vt")}
 TOLERANCE = 0.01
 
 
 def config_of(recipe: str, *, cifar: str, out: Path, epochs: int | None) -> TrainConfig:
-    root = Path(__file__).parents[1]
-    arguments = ["--config", str(root / recipe), "--data", f"npz:{cifar}", "--out", str(out)]
+    arguments = ["--config", recipe, "--data", f"npz:{cifar}", "--out", str(out)]
     arguments += ["--resume", "auto", "--save_every", "100"]
     if epochs is not None:
         arguments += ["--epochs", str(epochs)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -14,13 +15,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests.digits import save_digits
+from tests.journeys.guide import blocks, commands
 from visualtokens.cli import main
 from visualtokens.cli.app import VERBS
-from visualtokens.cli.parse import parse
+from visualtokens.cli.parse import RECIPES, parse
 from visualtokens.data import open_dataset
+from visualtokens.train import TrainConfig, train
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # What makes an example short or independent of the network, without changing the code that runs.
 SHORTER = {"epochs=10": "epochs=1", "pretrained=True": "pretrained=False"}
@@ -28,17 +32,6 @@ SHORTER = {"epochs=10": "epochs=1", "pretrained=True": "pretrained=False"}
 
 def name_of(document: Path) -> str:
     return document.relative_to(ROOT).as_posix()
-
-
-def blocks(document: Path) -> list[tuple[str, str]]:
-    """(language, text) of the code blocks."""
-    return re.findall(r"^```(\w*)\n(.*?)^```", document.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-
-
-def commands(text: str) -> list[list[str]]:
-    """The words of each command of a shell block, without comments."""
-    lines = text.replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def python_of(document: Path) -> str:
@@ -49,6 +42,16 @@ def python_of(document: Path) -> str:
     return code
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was trained for one epoch."""
+    folder = tmp_path_factory.mktemp("docs")
+    save_digits(folder / "few.npz", train=64, val=30)
+    data = f"npz:{folder / 'few.npz'}"
+    train(TrainConfig(model="paca_vit_nano", data=data, out=str(folder / "run"), epochs=1, device="cpu"))
+    return folder / "run"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_languages(document: Path) -> None:
     """A block in another language would not be tested."""
@@ -56,9 +59,17 @@ def test_languages(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS[2:] if python_of(d)], ids=name_of)
-def test_python_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_runs(
+    document: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Examples find a checkpoint in ``run`` and two photos, one of them damaged."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
+    Path("run").symlink_to(checkpoint)
+    Path("new").mkdir()
+    for name in ("photo.jpg", "new/photo.jpg"):
+        open_dataset("digits", "val")[0][0].save(name)
+    Path("other.jpg").write_bytes(b"no picture")
     # timm registers a model in the module of its function
     exec(compile(python_of(document), name_of(document), "exec"), {"__name__": "__main__"})
 
@@ -159,7 +170,7 @@ def test_dense_recipes_exist() -> None:
     recipes = recipes.partition("\n## ")[0]
     for name in re.findall(r"^\| (`.*?) \|", recipes, re.MULTILINE):
         for recipe in re.findall(r"`(\w+)`", name):
-            assert (ROOT / f"recipes/{recipe}.yaml").is_file(), recipe
+            assert (RECIPES / f"{recipe}.yaml").is_file(), recipe
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "results/README.md"], ids=name_of)
@@ -167,3 +178,36 @@ def test_links_exist(document: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", document.read_text("utf-8")):
         file = target.partition("#")[0]
         assert target.startswith("https://") or (document.parent / file).exists(), target
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """And every entry is a page, or made from another file by docs/site.py."""
+    made = {"contributing.md", "changelog.md", "measurements.md", "recipes.md"}
+    made |= {f"notebooks/{path.stem}.md" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
+    text = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"([\w/]+\.md)$", text, re.MULTILINE)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(listed) == sorted(pages | made)
+
+
+def templates() -> set[str]:
+    """All texts in the source, with ``…`` for the values in them."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values]
+                found.add("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def test_messages_of_the_faq_are_those_of_the_source() -> None:
+    """A message may be the beginning of a longer one, and ``…`` may stand for several values."""
+    quoted = [text.strip() for language, text in blocks(ROOT / "docs/faq.md") if language == "text"]
+    assert len(quoted) > 20
+    known = templates()
+    for message in quoted:
+        pattern = re.compile(".*".join(map(re.escape, message.split("…"))), re.DOTALL)
+        assert any(pattern.match(text) for text in known if len(text) >= len(message) / 2), message

@@ -238,10 +238,10 @@ def shards(file: str, root: Path) -> list[Sample]:
 
 
 def recipes(root: Path) -> list[Sample]:
-    from visualtokens.cli.parse import parse
+    from visualtokens.cli.parse import RECIPES, parse
     from visualtokens.cli.train import VERB
 
-    given = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+    given = sorted(RECIPES.glob("*.yaml"))
     given = [path for path in given if "vtok reduce" not in path.read_text("utf-8")]
     for path in given:
         (root / path.stem).mkdir()

@@ -17,7 +17,7 @@ import visualtokens
 from visualtokens.cli import train
 from visualtokens.cli.app import VERBS
 from visualtokens.cli.bench import BenchConfig, parse_size
-from visualtokens.cli.parse import grouped_fields
+from visualtokens.cli.parse import RECIPES, grouped_fields
 from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import UserError
 from visualtokens.train.config import TrainConfig
@@ -236,6 +236,48 @@ def test_config_that_is_no_regular_file(vtok: Vtok, tmp_path: Path, make: Callab
     code, out, err = vtok(*TRAIN, "--config", tmp_path / "x")
     assert (code, out) == (2, "")
     assert err.startswith(f"error: config file '{tmp_path / 'x'}' is not a regular file")
+
+
+def test_recipe_by_name(vtok: Vtok, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deit").mkdir()  # such as the folder of a run
+    code, text, _ = vtok(*TRAIN, "--config", "deit", "--lr", "0.25", "--print_config")
+    printed = yaml.safe_load(text)
+    assert (code, printed["lr"], printed["mixup"], printed["epochs"]) == (0, 0.25, 0.8, 300)
+    (tmp_path / "vt_default").write_text("epochs: 7")  # a file of the user comes first
+    assert yaml.safe_load(vtok(*TRAIN, "--config", "vt_default", "--print_config")[1])["epochs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "message"),
+    [
+        ("train", "diet", "--config 'diet' is neither a file nor a recipe; the recipes of vtok train are "),
+        ("train", "token_pooling_cifar10", "--config 'token_pooling_cifar10' is neither a file nor a recipe"),
+        ("train", "x/deit.yaml", "config file 'x/deit.yaml' does not exist; --config deit is the recipe of"),
+        ("reduce", "diet", "--config 'diet' is neither a file nor a recipe; the recipes of vtok reduce are "),
+        ("bench", "diet", "cannot read config file 'diet': No such file or directory"),
+    ],
+)
+def test_unknown_recipes(vtok: Vtok, verb: str, given: str, message: str) -> None:
+    code, out, err = vtok(verb, "--config", given)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_every_recipe_belongs_to_one_verb(vtok: Vtok) -> None:
+    """The verb of the command in its first lines, whose help and error list it."""
+    found = {}
+    for verb in ("train", "reduce"):
+        _, text, _ = vtok(verb, "--help")
+        listed = "".join(text.partition("Recipes:")[2].partition(".")[0].split()).split(",")
+        assert vtok(verb, "--config", "diet")[2].strip().endswith(", ".join(listed))
+        found |= dict.fromkeys(listed, verb)
+    assert found == {
+        path.stem: "reduce" if "vtok reduce" in path.read_text() else "train"
+        for path in RECIPES.glob("*.yaml")
+    }
+    assert "Recipes" not in vtok("bench", "--help")[1]
 
 
 def test_aliases_in_a_config_file(vtok: Vtok, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from visualtokens.bench import interleave
-from visualtokens.cli.parse import parse
+from visualtokens.cli.parse import RECIPES, parse
 from visualtokens.cli.reduce import VERB, parse_keep
 from visualtokens.errors import UserError
 from visualtokens.reduce import reduce
@@ -25,7 +25,7 @@ from visualtokens.train import TrainConfig, load_checkpoint, train
 from visualtokens.tune import planning as measure
 
 Vtok = Callable[..., tuple[int, str, str]]
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("token_pooling_*.yaml"))
+POOLING = sorted(RECIPES.glob("token_pooling_*.yaml"))
 QUICK = ("--rounds", "1", "--batch", "2")
 
 
@@ -162,7 +162,7 @@ def test_search_saves_a_reduced_checkpoint(vtok: Vtok, vit: Path, data: str, tmp
     assert f"accuracy {document['accuracy']:.1%}" in text
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", POOLING, ids=lambda path: path.stem)
 def test_recipe_parses_with_its_training_options(path: Path) -> None:
     config, _ = parse("reduce", "", VERB, ["run", "--config", str(path)])
     for key, value in yaml.safe_load(path.read_text()).items():

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.train.test_initialize import save
+from visualtokens.cli.parse import RECIPES as FOLDER
 from visualtokens.cli.parse import parse
 from visualtokens.cli.train import VERB
 from visualtokens.data import generator
@@ -31,7 +32,7 @@ NAMES = (
     *("small_digits_paca", "small_digits_vt", "small_digits_vt_advanced"),
     *("small_cifar10_paca", "small_cifar10_vt"),
 )
-BY_NAME = {name: Path(__file__).parents[2] / "recipes" / f"{name}.yaml" for name in NAMES}
+BY_NAME = {name: FOLDER / f"{name}.yaml" for name in NAMES}
 RECIPES = list(BY_NAME.values())
 DIGITS = [str(i) for i in range(10)]
 STEPS = {256: 6, 1024: 2, 2048: 1, 512: 3, 64: 23}  # per epoch of 1,437 digits
@@ -49,7 +50,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def config_of(name: str, *changes: str) -> TrainConfig:
     """The recipe on digits, in 32 pixels, as the command line reads it."""
-    given = ["--config", str(BY_NAME[name]), "--data", "digits", "--out", "run", "--device", "cpu"]
+    given = ["--config", name, "--data", "digits", "--out", "run", "--device", "cpu"]
     config, _ = parse("train", "", VERB, [*given, "--workers", "0", *changes])
     return config  # type: ignore[no-any-return]
 
@@ -76,7 +77,7 @@ def test_a_recipe_opens_with_command_hardware_hours_and_result(path: Path) -> No
     head = path.read_text().split("\n\n")[0]
     comments = "\n".join(line for line in head.splitlines() if line.startswith("#"))
     program = "(torchrun --nproc_per_node=8 -m visualtokens.train|vtok train)"
-    assert re.search(rf"^#   {program} --config recipes/{path.name}", comments, re.MULTILINE)
+    assert re.search(rf"^#   {program} --config {path.stem} ", comments, re.MULTILINE)
     for word in ("hardware", "hours", "published" if not path.stem.startswith("small") else "result"):
         assert re.search(rf"^# {word}\s+\S", comments, re.MULTILINE), word
     assert max(map(len, path.read_text().splitlines())) <= 120

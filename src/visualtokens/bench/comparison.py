@@ -28,7 +28,7 @@ from visualtokens.bench.timing import (
 )
 from visualtokens.errors import UserError, unknown
 
-Mode = Literal["eager", "channels_last", "compile", "train"]
+Mode = Literal["eager", "channels_last", "compile", "train"]  # what is measured, and how
 Run = Callable[[], object]
 
 

@@ -38,6 +38,7 @@ def _parse(name: str, purpose: str, verb: Verb, arguments: Sequence[str]) -> tup
     types = get_type_hints(verb.config)
     hints = {_spelled(field): types[field.name] for field in fields}
     configs, others = _split_configs(arguments)
+    configs = [_config_path(config, verb=name, options=list(hints)) for config in configs]
     for path in configs:
         _check_config(path, known=[*hints, "json"])
     # Config files come first, so that command-line options override them wherever they stand.
@@ -86,9 +87,7 @@ def _parser(
                 exactly_one=len(verb.positionals) > 1 and not with_config,
             )
     parser.add_argument("--json", action="store_true", help="Print the result as one JSON document.")
-    parser.add_argument(
-        "--config", action="config", help="YAML file with options; command-line options override it."
-    )
+    parser.add_argument("--config", action="config", help=_config_help(list(hints)))
     for action in parser._actions:
         if "--help" in action.option_strings:
             action.help = "Describe the options."
@@ -212,6 +211,45 @@ def _split_configs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             others.append(argument)
     return configs, others
+
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def recipes(options: Sequence[str]) -> list[str]:
+    """Return the names of the included recipes for a verb with these options."""
+    return [
+        file.stem
+        for file in sorted(RECIPES.glob("*.yaml"))
+        if set(re.findall(r"^(\w+):", file.read_text(encoding="utf-8"), re.MULTILINE)) <= {*options}
+    ]
+
+
+def _config_help(options: Sequence[str]) -> str:
+    names = recipes(options)
+    kinds = "YAML file with options, or the name of a recipe" if names else "YAML file with options"
+    listed = f" Recipes: {', '.join(names)}." if names else ""
+    return f"{kinds}; command-line options override it.{listed}"
+
+
+def _config_path(config: str, *, verb: str, options: Sequence[str]) -> str:
+    """Return the path of a config file: an existing file, or the recipe of this name."""
+    if (file := Path(config)).is_file():
+        return config
+    names = recipes(options)
+    if config in names:
+        return str(RECIPES / f"{config}.yaml")
+    if names and not file.exists():
+        if file.stem in names:
+            raise UserError(
+                f"config file {config!r} does not exist; --config {file.stem} is the recipe of this name"
+            )
+        if file.name == config and not file.suffix:
+            known = ", ".join(names)
+            raise UserError(
+                f"--config {config!r} is neither a file nor a recipe; the recipes of vtok {verb} are {known}"
+            )
+    return config
 
 
 def _check_config(path: str, *, known: Sequence[str]) -> None:

@@ -293,6 +293,7 @@ PRESETS = {
     "imagenet": Augment(crop_area=(0.08, 1.0), flip=0.5),  # the standard ImageNet crops
     "cifar": Augment(shift=4, flip=0.5),
 }
+"""The augmentations of ``--augment``, by name."""
 
 
 def as_augment(augment: A | str, presets: Mapping[str, A]) -> A:

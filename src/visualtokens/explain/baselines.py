@@ -341,3 +341,4 @@ METHODS: dict[str, Callable[[nn.Module, Setting], Saliency]] = {
     "rollout": attention_rollout,
     "random": random_maps,
 }
+"""The methods that faithfulness compares, by name."""

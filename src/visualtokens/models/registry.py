@@ -133,4 +133,4 @@ def list_models(filter: str | Sequence[str] = "*") -> list[str]:
     return sorted(n for n in _names if any(fnmatch.fnmatch(n, p) for p in patterns))
 
 
-create_model = timm.create_model
+create_model = timm.create_model  # with the models of this library registered
