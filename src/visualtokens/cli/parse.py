@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
