@@ -94,7 +94,7 @@ def test_a_test_set_may_have_some_of_the_classes(
     code, text, _ = vtok(*given, "--split", "test")
     assert sorted(row.split()[0] for row in text.splitlines()[3:]) == ["1", "3"]
     code, _, err = vtok(*given)
-    assert (code, "has no val/ folder, only test/" in err) == (2, True)
+    assert (code, "has no val/ folder, only test/; give --split test, or add" in err) == (2, True)
     write_digits(tmp_path / "test", classes="7", count=1)
     code, _, err = vtok(*given, "--split", "test")
     assert code == 2

@@ -174,7 +174,7 @@ TRAIN = ("train", "--model", "paca_vit_nano", "--data", "digits", "--out", "run"
         (["--init", "nowhere", "--probe"], "init: 'nowhere' does not exist; give a checkpoint folder with"),
         (
             ["--pretrained"],
-            "pretrained: the weights of 'paca_vit_nano' do not exist in timm; give weights of",
+            "pretrained: the weights of 'paca_vit_nano' do not exist in timm; give others: --init",
         ),
         (["--decay_rate", "0.5"], "decay_rate=0.5 has no effect with schedule=cosine; leave it out or give"),
     ],

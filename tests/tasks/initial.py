@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
+from tests.test_converters import released_shapes
 from visualtokens.checkpoint import save_checkpoint
 from visualtokens.data import Preprocess
 from visualtokens.tasks.options import TaskOptions
@@ -90,3 +91,14 @@ def dense(task: str, backbone: str, args: dict[str, Any], **changes: Any) -> Tra
 
 
 PREFIX = {"segment": "backbone.body.", "detect": "backbone.body.body."}
+
+
+def save_released(path: Path, released: str, classes: int = 1000) -> dict[str, float]:
+    """Write a checkpoint in which every weight has a value of its own, and return the values."""
+    weights, values = {}, {}
+    for i, (name, shape) in enumerate(released_shapes(released).items()):
+        values[name] = float(i)
+        shape = (classes, *shape[1:]) if name.startswith("head.") else shape
+        weights[name] = torch.tensor(values[name]).expand(shape)  # one number in the file
+    torch.save({"model": weights}, path)
+    return values

@@ -123,9 +123,16 @@ def test_models_without_pretrained_weights(start: Open) -> None:
     with pytest.raises(UserError) as caught:
         start(model="paca_vit_nano", model_args={}, pretrained=True)
     assert str(caught.value) == (
-        "pretrained: the weights of 'paca_vit_nano' do not exist in timm; "
-        "give weights of your own with --init, or leave --pretrained out"
+        "pretrained: the weights of 'paca_vit_nano' do not exist in timm; give others: --init FOLDER"
     )
+
+
+def test_tag_without_pretrained_weights() -> None:
+    message = r"^it do not exist in timm; give those of (resnext101_32x4d\.\w+)( or resnext101_32x4d\.\w+)*$"
+    with pytest.raises(UserError, match=message):
+        hub.pretrained_model(
+            "resnext101_32x4d.untrained", origin="it", instead="x", model_args=dict(layers=[1, 1, 1, 1])
+        )
 
 
 def test_pretrained_weights_without_network(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +143,7 @@ def test_pretrained_weights_without_network(start: Open, monkeypatch: pytest.Mon
     assert str(caught.value) == (
         "pretrained: the weights of 'resnet18.a1_in1k' cannot be fetched: the Hugging Face Hub cannot be "
         "reached, and they are not in its cache on this machine; download timm/resnet18.a1_in1k where there "
-        "is a network and give --init FOLDER, or set HF_HOME to a cache that has them"
+        "is a network and give its folder: --init FOLDER, or set HF_HOME to a cache that has them"
     )
 
 

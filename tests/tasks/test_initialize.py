@@ -28,9 +28,10 @@ from tests.tasks.initial import (
     save_old_timm,
     save_own,
     save_pickle,
+    save_released,
     save_timm,
 )
-from tests.test_converters import TouchesFile, released_shapes
+from tests.test_converters import TouchesFile
 from visualtokens.checkpoint import load, save_checkpoint
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError
@@ -239,17 +240,6 @@ def test_size_of_the_weights_is_the_default(start: Open, tmp_path: Path) -> None
 
 
 # Released checkpoints.
-
-
-def save_released(path: Path, released: str, classes: int = 1000) -> dict[str, float]:
-    """Write a checkpoint in which every weight has a value of its own, and return the values."""
-    weights, values = {}, {}
-    for i, (name, shape) in enumerate(released_shapes(released).items()):
-        values[name] = float(i)
-        shape = (classes, *shape[1:]) if name.startswith("head.") else shape
-        weights[name] = torch.tensor(values[name]).expand(shape)  # one number in the file
-    torch.save({"model": weights}, path)
-    return values
 
 
 @pytest.mark.parametrize(

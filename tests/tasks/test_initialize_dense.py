@@ -17,8 +17,10 @@ from tests.tasks.initial import (
     random_model,
     save_bare,
     save_own,
+    save_released,
 )
 from visualtokens.errors import UserError
+from visualtokens.tasks.initialize import ResumedFrom
 
 BACKBONES: dict[str, dict[str, Any]] = {
     "resnet18": RESNET,
@@ -69,3 +71,22 @@ def test_weights_of_another_dense_task_are_refused(tmp_path: Path) -> None:
     message = "were trained to detect; give those of a classifier, or of task=segment"
     with pytest.raises(UserError, match=re.escape(message)):
         dense("segment", "resnet18", RESNET, init=folder)
+
+
+@pytest.mark.parametrize("task", PREFIX)
+def test_released_checkpoint_for_a_backbone_and_resuming_without_it(tmp_path: Path, task: str) -> None:
+    """The snapshot describes the argument that the released weights need and the statistics of their input."""
+    file = tmp_path / "released.pth"
+    values = save_released(file, "stvit_small")
+    training = dense(task, "stvit_small", {}, init=str(file))
+    described = training.describe()
+    assert described["model_args"]["backbone_args"] == {"border": "released"}
+    name = f"{PREFIX[task]}model.stages.1.embed.0.weight"
+    assert training.model.state_dict()[name].unique().tolist() == [
+        values["layers.0.downsample.proj.0.weight"]
+    ]
+    described["preprocess"]["mean"] = [0.1, 0.2, 0.3]
+    (tmp_path / "config.json").write_text(json.dumps(described | {"task": task}))
+    resumed = dense(task, "stvit_small", {}, init=ResumedFrom(tmp_path))
+    assert json.loads(json.dumps(resumed.describe())) == json.loads(json.dumps(described))
+    assert resumed.notes == []

@@ -71,7 +71,10 @@ def test_unusable_teachers_are_refused(config: Make, tmp_path: Path) -> None:
     for teacher, message in (
         (others, "was trained for other classes than those of the data"),
         ("resnet_18", "unknown teacher 'resnet_18'; did you mean 'resnet"),
-        ("paca_vit_nano", "teacher: the weights of 'paca_vit_nano' do not exist in timm; give"),
+        (
+            "paca_vit_nano",
+            "teacher: the weights of 'paca_vit_nano' do not exist in timm; give others: --teacher",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             open_training(config(teacher=teacher))

@@ -32,7 +32,7 @@ D = TypeVar("D")
 
 # Datasets with a path, by their kind. Each is opened by ``create(path, split, **options)``; its options are
 # its keyword-only arguments. The digits, which need no path, are opened by the functions below.
-CLASSIFICATION: Mapping[str, Callable[..., ImageDataset]] = {
+CLASSIFICATION: dict[str, Callable[..., ImageDataset]] = {
     "folder": ImageFolder,
     "csv": partial(ListedImages, "csv"),
     "parquet": partial(ListedImages, "parquet"),
@@ -40,19 +40,14 @@ CLASSIFICATION: Mapping[str, Callable[..., ImageDataset]] = {
     "wds": TarShards,
     "hfds": HubImages,
 }
-SEGMENTATION: Mapping[str, Callable[..., SegmentationDataset]] = {
+SEGMENTATION: dict[str, Callable[..., SegmentationDataset]] = {
     kind: partial(MaskFolder, kind) for kind in LAYOUTS
 }
-DETECTION: Mapping[str, Callable[..., DetectionDataset]] = {  # these take ``masks`` as well
+DETECTION: dict[str, Callable[..., DetectionDataset]] = {  # these take ``masks`` as well
     "coco": CocoObjects,
     "yolo": YoloObjects,
     "voc": VocObjects,
     **{kind: partial(InstanceMasks, kind) for kind in INSTANCE_LAYOUTS},
-}
-TASK_OF = {
-    kind: task
-    for task, table in (("classify", CLASSIFICATION), ("segment", SEGMENTATION), ("detect", DETECTION))
-    for kind in table
 }
 
 
@@ -150,13 +145,22 @@ def _open(
     if kind not in table:
         if Path(spec).expanduser().exists():
             raise _without_kind(spec, table)
-        if kind in TASK_OF:
-            raise UserError(f"{spec!r} is for --task {TASK_OF[kind]}; give it, or another --data")
+        if task := _task_of(kind):
+            raise UserError(f"{spec!r} is for --task {task}; give it, or another --data")
         raise unknown(what, kind, (*without_path, *table))
     if not path:
         raise UserError(f"{spec!r} names no path; write '{kind}:/path'")
     create = table[kind]
     return create(path, split, **_checked_options(kind, create, options, given=tuple(given)), **given)
+
+
+def _task_of(kind: str) -> str | None:
+    tables: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        ("classify", CLASSIFICATION),
+        ("segment", SEGMENTATION),
+        ("detect", DETECTION),
+    )
+    return next((task for task, table in tables if kind in table), None)
 
 
 _KIND_OF_SUFFIX = {".npz": "npz", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
@@ -174,7 +178,7 @@ def _without_kind(spec: str, table: Mapping[str, Any]) -> UserError:
         kind = "masks"
     elif (path / "_info.json").is_file():
         kind = "wds"
-    task = "" if kind in table else f" with --task {TASK_OF[kind]}"
+    task = "" if kind in table else f" with --task {_task_of(kind)}"
     return UserError(f"{spec!r} is a path without its kind; write '{kind}:{spec}'{task}")
 
 

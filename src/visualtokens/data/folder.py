@@ -103,7 +103,8 @@ def _folder_of(base: Path, folders: dict[str, Path], split: Split, val_share: fl
         shown = _describe([f"{name}/" for name in _subfolders(base)])
         raise UserError(
             f"{base} has no {split}/ folder, only {shown}; if these are classes, give --val_share 0.2 to "
-            f"hold out a fifth of the images for validation (1 to evaluate on all), else {_expected(base)}"
+            "hold out a fifth of the images for validation (1 to evaluate on all), otherwise "
+            f"{_expected(base)}"
         )
     source = "train" if split == "val" and val_share is not None else split
     if source in folders:
@@ -111,6 +112,8 @@ def _folder_of(base: Path, folders: dict[str, Path], split: Split, val_share: fl
     hint = _expected(base)
     if split == "val" and "train" in folders:
         hint = f"give --val_share 0.2 to hold out a fifth of the training images, or add {base}/val/<class>/"
+    elif source != "train" and "train" not in folders:
+        hint = f"give --split {next(iter(folders))}, or add {base}/{split}/<class>/"
     only = ", ".join(f"{folder.name}/" for folder in folders.values())
     raise UserError(f"{base} has no {source}/ folder, only {only}; {hint}")
 

@@ -153,7 +153,7 @@ class Gallery:
         """The entries in the order of the page, and the choices of the filter."""
         entries = self.ordered()
         counts = Counter(name for entry in entries for name in entry.classes)
-        number = {name: f"class-{k}" for k, name in enumerate(sorted(counts))}
+        number = {name: f"class-{k}" for k, name in enumerate(sorted(counts, key=str.casefold))}
         items = [
             _Item(
                 f"image-{i}",

@@ -286,7 +286,7 @@ def index_link(anchor: str, source: str, caption: str, *, alt: str, kind: str) -
     """A small picture with a caption that links to an anchor; ``kind`` are its CSS classes."""
     return (
         f'<li class="{kind}"><a href="#{anchor}"><img src="{source}" alt="{escape(alt)}">'
-        f"<span>{escape(caption)}</span></a></li>\n"
+        f"<span>{_wrappable(caption)}</span></a></li>\n"
     )
 
 

@@ -39,14 +39,18 @@ def download(repository: str, config: str, weights: Sequence[str]) -> tuple[Path
                     raise
                 return download(repository, config, others)
     except (OSError, ValueError, errors.EntryNotFoundError) as error:
-        raise UserError(f"the repository {repository!r} cannot be fetched: {_reason(error, name)}") from error
+        raise UserError(
+            f"the repository {repository!r} cannot be fetched: {_reason(error, name, '--init FOLDER')}"
+        ) from error
     return Path(described), Path(file)
 
 
-def pretrained_model(name: str, *, origin: str, model_args: Mapping[str, Any] | None = None) -> nn.Module:
+def pretrained_model(
+    name: str, *, origin: str, instead: str, model_args: Mapping[str, Any] | None = None
+) -> nn.Module:
     """Return a model with timm's pretrained weights, from the cache or the network.
 
-    ``origin`` names the weights in errors.
+    In errors, ``origin`` names the weights, and ``instead`` is the option that takes others.
     """
     try:
         with _quiet():
@@ -54,23 +58,23 @@ def pretrained_model(name: str, *, origin: str, model_args: Mapping[str, Any] | 
     except UserError:
         raise
     except _ERRORS as error:
-        raise UserError(f"{origin} {_problem(name, error)}") from error
+        raise UserError(f"{origin} {_problem(name, error, instead)}") from error
 
 
-def _problem(name: str, error: Exception) -> str:
+def _problem(name: str, error: Exception, instead: str) -> str:
     cfg = timm.get_pretrained_cfg(name)
     if isinstance(error, OSError):
-        return f"cannot be fetched: {_reason(error, cfg.hf_hub_id if cfg else None)}"
+        return f"cannot be fetched: {_reason(error, cfg.hf_hub_id if cfg else None, instead)}"
     if "loading state_dict" in str(error):
-        return f"do not fit its model_args: {one_line(error)}; leave out these arguments, or --pretrained"
+        return f"do not fit its model_args: {one_line(error)}; leave these arguments out"
     if cfg is not None and cfg.has_weights:
         return f"cannot be loaded: {one_line(error)}"
     tagged = timm.list_pretrained(f"{name.partition('.')[0]}.*")
-    other = f"choose {' or '.join(tagged[:3])}" if tagged else "give weights of your own with --init"
-    return f"do not exist in timm; {other}, or leave --pretrained out"
+    others = f"those of {' or '.join(tagged[:3])}" if tagged else f"others: {instead}"
+    return f"do not exist in timm; give {others}"
 
 
-def _reason(error: Exception, repository: str | None) -> str:
+def _reason(error: Exception, repository: str | None, instead: str) -> str:
     """Return why a repository cannot be read, and what to do."""
     if isinstance(error, errors.RepositoryNotFoundError):
         return "the Hugging Face Hub has no such repository, or it needs a login: hf auth login"
@@ -79,8 +83,8 @@ def _reason(error: Exception, repository: str | None) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError | ConnectionError):
         return (
             "the Hugging Face Hub cannot be reached, and they are not in its cache on this machine; "
-            f"download {repository or 'them'} where there is a network and give --init FOLDER, or set "
-            "HF_HOME to a cache that has them"
+            f"download {repository or 'them'} where there is a network and give its folder: {instead}, "
+            "or set HF_HOME to a cache that has them"
         )
     if isinstance(error, errors.EntryNotFoundError):
         return "it has no config.json and model.safetensors in timm's layout; give another one"

@@ -221,7 +221,8 @@ def _rows(weights: Mapping[str, Tensor], head: Sequence[str]) -> int:
 def _as_classifier(initial: Initial, name: str, model_args: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """Return the weights as those of a classifier with their own classes and these ``model_args``."""
     if initial.weights is None:
-        return pretrained_model(name, model_args=model_args, origin=initial.origin).state_dict()
+        model = pretrained_model(name, origin=initial.origin, instead="--init FOLDER", model_args=model_args)
+        return model.state_dict()
     count = _rows(initial.weights, head_prefixes(_without_values(name, model_args)))
     own = {**model_args, "num_classes": count}
     integers = {n: w for n, w in initial.weights.items() if not w.is_floating_point()}

@@ -107,7 +107,8 @@ def snapshot_to_resume(config: TrainConfig) -> Path | None:
     for folder in reversed(list_snapshots(out)):
         with contextlib.suppress(DamagedSnapshot):
             verify(folder)
-            return folder
+            if (folder / CONFIG).is_file():  # another process may just have set it aside
+                return folder
     return None
 
 

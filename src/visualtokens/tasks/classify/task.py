@@ -124,7 +124,8 @@ class Classify(Task):
             if checkpoint.classes != list(classes):
                 raise UserError(f"teacher {name!r} was trained for other classes than those of the data")
         elif timm.is_model(name):
-            model = pretrained_model(name, origin=f"teacher: the weights of {name!r}")
+            origin = f"teacher: the weights of {name!r}"
+            model = pretrained_model(name, origin=origin, instead="--teacher FOLDER")
             own, count = preprocess_for(model), int(model.num_classes)  # type: ignore[arg-type]
         else:
             raise unknown("teacher", name, timm.list_models(pretrained=True))
