@@ -75,7 +75,7 @@ def test_weights_of_another_dense_task_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", PREFIX)
 def test_released_checkpoint_for_a_backbone_and_resuming_without_it(tmp_path: Path, task: str) -> None:
-    """The snapshot describes the argument that the released weights need and the statistics of their input."""
+    """The snapshot has the argument that the released weights need and the statistics of their input."""
     file = tmp_path / "released.pth"
     values = save_released(file, "stvit_small")
     training = dense(task, "stvit_small", {}, init=str(file))
