@@ -21,7 +21,7 @@ from visualtokens.cli import completion
 from visualtokens.cli.app import VERBS
 from visualtokens.cli.completion import all_options
 from visualtokens.data import PRESETS
-from visualtokens.data.catalog import DETECTION_KINDS, KINDS, SEGMENTATION_KINDS
+from visualtokens.data.catalog import CLASSIFICATION, DETECTION, SEGMENTATION
 from visualtokens.data.segmentation import SEGMENT_PRESETS
 from visualtokens.papers.figures import published
 from visualtokens.reduce import METHODS
@@ -50,7 +50,7 @@ LINES = {
     "vtok train --model mask_r": ["mask_rcnn"],
     "vtok bench paca_vit_n": ["paca_vit_nano"],
     "vtok reduce --method weighted_kmed": ["weighted_kmedoids"],
-    "vtok eval --split ": ["train", "val"],
+    "vtok eval --split ": ["test", "train", "val"],
     "vtok eval --checkpoint ru": ["runs"],
     "vtok predict ph": ["photo 1.jpg", "photos"],
     "vtok train --data fo": ["folder:"],
@@ -206,15 +206,16 @@ def test_suggested_values_exist() -> None:
     by_name = {option.name: option for option in all_options()["train"]}
     assert set(visualtokens.list_models()) <= set(by_name["--model"].words)
     kinds = {word.rstrip(":") for word in by_name["--data"].words}
-    assert kinds == {*KINDS, *DETECTION_KINDS, *SEGMENTATION_KINDS}
+    assert kinds == {"digits", "digit_scenes", *CLASSIFICATION, *DETECTION, *SEGMENTATION}
 
 
 def test_paths_are_recognised() -> None:
     kinds = {verb: {o.name: o.kind for o in found} for verb, found in all_options().items()}
     train = {name for name, kind in kinds["train"].items() if kind == "folder"}
-    assert train == {"--init", "--teacher", "--out"}
+    assert train == {"--teacher", "--out"}
+    assert kinds["train"]["--init"] == "file"
     reduce = {name for name, kind in kinds["reduce"].items() if kind == "file"}
-    assert reduce == {"--weights", "--save", "--config"}
+    assert reduce == {"--weights", "--save", "--plan", "--config"}
     assert kinds["reduce"][""] == "folder"
     assert kinds["predict"][""] == kinds["explain"][""] == kinds["explain"]["--save"] == "file"
     assert kinds["explain"]["--masks"] == kinds["eval"]["--checkpoint"] == kinds["demo"]["--out"] == "folder"

@@ -246,7 +246,7 @@ def test_nearest_merge_is_that_of_a_loop(b: int, n: int, data: st.DataObject) ->
             mean = np.average(values[members], axis=0, weights=w[members])
             length = np.average(np.linalg.norm(values[members], axis=1), weights=w[members])
             expected = values[kept[j]] if k == n else mean / np.linalg.norm(mean) * length
-            assert_close(found.tokens[image, j], torch.from_numpy(expected), rtol=1e-4, atol=1e-6)
+            assert_close(found.tokens[image, j], torch.from_numpy(expected), torch.float32)
             assert found.size[image, j].item() == size[image][members].sum().item()
 
 
@@ -258,8 +258,8 @@ def test_equal_tokens_merge_without_loss_and_significant_ones_stay() -> None:
     assert sorted(found.size[0].tolist()) == [1, 1, 1, 2, 2, 2]
     significant = torch.full((1, 9), 1e-3)
     significant[0, [3, 7]] = 1e6
-    few = nearest_merge(x, 2, weights=significant)
-    assert_close(few.tokens[0], x[0, [3, 7]], rtol=1e-4, atol=1e-4)
+    few = nearest_merge(x, 2, weights=significant)  # 7 is equal to 2, so that one of them is free to lose
+    torch.testing.assert_close(few.tokens[0], x[0, [2, 3]], rtol=1e-4, atol=1e-4)
 
 
 def test_nearest_merge_compiles_and_needs_a_token() -> None:

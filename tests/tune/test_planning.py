@@ -54,7 +54,7 @@ def test_steps_between_rungs_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.undo()
     rungs = ladder(small_vit(), "power_bert", size=SIZE)
-    assert rungs[1].keep == (64, 64, 64, 0)
+    assert rungs[1].keep[-1] == 0
     for before, rung in pairwise(rungs[1:]):
         if rung.macs > 0.2 * rungs[0].macs:
             assert rung.macs > 0.94 * before.macs

@@ -21,7 +21,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "log": ("tensorboard", "trackio", "wandb"),
     "method": (
         *("kmeans", "weighted_kmeans", "kmedoids", "weighted_kmedoids", "power_bert", "importance", "random"),
-        *("merge", "conv"),
+        *("merge", "weighted_merge", "conv"),
     ),
     "optimizer": ("adamw", "nesterov", "rmsproptf", "lamb"),
     "paper": ("paca-vit", "stvit", "token-pooling", "visual-transformers"),
@@ -29,7 +29,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "task": ("classify", "segment", "detect"),
 }
 MODEL_OPTIONS = ("model", "models", "against", "filter")
-HEADS = ("fpn", "vt_fpn", "upernet", "mask_rcnn", "cascade_mask_rcnn", "retinanet")  # also models to train
+# Models to train besides the backbones.
+HEADS = ("fpn", "vt_fpn", "upernet", "faster_rcnn", "mask_rcnn", "cascade_mask_rcnn", "retinanet")
 BUILT_IN_DATA = ("digits", "digit_scenes")
 Kind = Literal["none", "words", "file", "folder", "data"]
 
@@ -104,11 +105,16 @@ def _option(field: dataclasses.Field[Any], hint: Any, description: str, *, posit
         words += tuple(head for head in HEADS if re.search(rf"\b{head}\b", description))
     if field.name == "data":
         return Option(name, about, "data", _kinds_of_data(description))
-    if str in kinds and re.search(r"\bfiles?\b", description.partition(". ")[0], re.IGNORECASE):
+    nested = get_origin(hint) is dict
+    if (
+        str in kinds
+        and not nested
+        and re.search(r"\bfiles?\b", description.partition(". ")[0], re.IGNORECASE)
+    ):
         return Option(name, about, "file", words)
     if str in kinds and re.search(r"\bfolder\b", description.partition(". ")[0], re.IGNORECASE):
         return Option(name, about, "folder", words)
-    return Option(name, about, "words" if words else "none", words, nested=get_origin(hint) is dict)
+    return Option(name, about, "words" if words else "none", words, nested=nested)
 
 
 def _words(name: str, hint: Any) -> tuple[str, ...]:

@@ -23,8 +23,9 @@ class EvalConfig(DataOptions):
 
     data: str
     """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE, wds:PATH or
-    hfds:NAME. For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH;
-    for detection digit_scenes, coco:PATH, yolo:PATH, voc:PATH, instances:PATH or pennfudan:PATH."""
+    hfds:NAME. For segmentation digit_scenes, masks:PATH, camvid:PATH, cityscapes:PATH, voc:PATH, pets:PATH,
+    ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes, coco:PATH, yolo:PATH, voc:PATH,
+    instances:PATH or pennfudan:PATH."""
 
     split: Literal["train", "val", "test"] = "val"
     """Split of the data: train, val or test."""

@@ -70,7 +70,7 @@ def _text(config: TrainConfig, result: TrainResult) -> str:
 
 GROUPS = {
     "data": ("data", "val_share", "data_args", "size", "max_bad_images"),
-    "model": ("model", "task", "init", "model_args"),
+    "model": ("model", "task", "pretrained", "init", "freeze", "probe", "model_args"),
     "optimizer and schedule": (
         *("epochs", "batch", "seed", "optimizer", "optimizer_args", "lr", "schedule", "min_lr"),
         *("decay_epochs", "decay_rate", "warmup_epochs", "warmup_lr", "layer_decay", "clip", "max_bad_steps"),

@@ -59,9 +59,9 @@ class TaskOptions(DataOptions):
 
     data: str
     """Training and validation images: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE,
-    wds:PATH or hfds:NAME. For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH
-    or lip:PATH; for detection digit_scenes, coco:PATH, yolo:PATH, voc:PATH, instances:PATH or
-    pennfudan:PATH."""
+    wds:PATH or hfds:NAME. For segmentation digit_scenes, masks:PATH, camvid:PATH, cityscapes:PATH, voc:PATH,
+    pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes, coco:PATH, yolo:PATH,
+    voc:PATH, instances:PATH or pennfudan:PATH."""
 
     task: str = "classify"
     """What to learn: classify (one label per image), segment (one class per pixel) or detect (boxes and
