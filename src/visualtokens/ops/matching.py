@@ -72,6 +72,7 @@ def _join(metric: Tensor, weights: Tensor, k: int) -> Tensor:
     b, n, _ = metric.shape
     points = upcast(metric)
     distance = squared_distances(points - origin(points)).sqrt_()  # (B, N, N)
+    distance.clamp_min_(1e-12)  # of two equal tokens, the one that weighs less is cheaper to lose
     kept = torch.arange(n, device=metric.device).expand(b, n)
     among = distance
     while kept.shape[1] > k:
