@@ -61,7 +61,7 @@ class Pool(nn.Module):
         return 0
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
-        """Pool ``x (B, n, C)`` to K tokens; not called if K is 0."""
+        """Pool ``x (B, n, C)`` to K tokens."""
         raise NotImplementedError
 
 
@@ -177,6 +177,8 @@ class Merge(Pool):
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
         n = x.shape[1]
+        if k == 0:
+            return keep_none(x)
         # float32 from the first round to the last, so that means of means are not rounded in between
         tokens = x if x.dtype == torch.float64 else x.float()
         metric = (tokens if seen.keys is None else seen.keys).detach()  # (B, n, D)
@@ -204,6 +206,8 @@ class WeightedMerge(Pool):
         return n * n * dim if k else 0  # all distances, once
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
+        if k == 0:
+            return keep_none(x)
         metric = F.layer_norm(upcast(x), x.shape[-1:])
         merged = nearest_merge(x, k, metric=metric, weights=seen.significance, size=seen.size)
         return Pooled(tokens=merged.tokens, assignment=merged.assignment)
