@@ -128,7 +128,7 @@ def test_options_reach_the_detector(data: str, tmp_path: Path) -> None:
         (dict(model_args={}), "needs a backbone; give one: --model_args.backbone"),
         (dict(model_args=ARGS | dict(short=64)), "size and model_args.short are the same option"),
         (dict(augment="imagenet"), "unknown augmentation of detection 'imagenet'"),
-        (dict(data="folder:x"), "unknown detection dataset 'folder'"),
+        (dict(data="folder:x"), "'folder:x' is for --task classify"),
     ],
 )
 def test_wrong_options_are_refused(data: str, tmp_path: Path, options: dict[str, Any], message: str) -> None:
