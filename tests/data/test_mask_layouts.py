@@ -184,6 +184,9 @@ def test_camvid_names_its_colours_in_a_file(original_camvid: Path) -> None:
     )
     train = open_segmentation(f"camvid:{original_camvid}", "train", val_share=0.2)
     assert train[names(train).index("0001TP_0")][1].tolist() == [[8, 3]]
+    (original_camvid / "label_colors.txt").write_text("Car\n")
+    with pytest.raises(UserError, match=r"label_colors.txt has no colour for 'Car'"):
+        open_segmentation(f"camvid:{original_camvid}", "train", val_share=0.2)
     (original_camvid / "label_colors.txt").write_text("1 2 3 Carr\n")
     with pytest.raises(UserError, match=r"unknown label of CamVid in .*'Carr'; did you mean 'Car'"):
         open_segmentation(f"camvid:{original_camvid}", "train", val_share=0.2)

@@ -247,8 +247,7 @@ def _map(labels: Sequence[Label] | None, mapping: Any) -> list[tuple[str | None,
         )
     if by_name:
         return [
-            (label.name, label._replace(name=by_name.get(label.name, label.name)))  # type: ignore[call-overload]
-            for label in labels or ()
+            (label.name, label._replace(name=by_name.get(label.name, label.name))) for label in labels or ()
         ]
     return _map_numbers(labels, {n: target for n, target in numbers.items() if n is not None})
 

@@ -194,9 +194,12 @@ def camvid(root: Path, split: Split, options: Options) -> Layout:
     colours = dict(CAMVID_COLOURS)
     for file in (root / "label_colors.txt", root / "class_dict.csv"):
         for label in read_classes(file) if file.is_file() else ():
-            if label.name not in CAMVID_COLOURS or label.colour is None:
-                raise unknown(f"label of CamVid in {file}", str(label.name), CAMVID_COLOURS)
-            colours[label.name] = label.colour
+            name = str(label.name)
+            if name not in CAMVID_COLOURS:
+                raise unknown(f"label of CamVid in {file}", name, CAMVID_COLOURS)
+            if label.colour is None:
+                raise UserError(f"{file} has no colour for {name!r}; write it as 128,64,128")
+            colours[name] = label.colour
     labels = [Label(name, None, colours[part]) for name, parts in CAMVID.items() for part in parts]
     return Layout([*labels, Label(None, None, colours["Void"])], pairs, in_colour=True)
 
