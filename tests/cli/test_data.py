@@ -57,7 +57,7 @@ def test_evaluation_has_the_images_that_training_held_out(
     vtok: Vtok, photos: Path, trained: tuple[Path, str]
 ) -> None:
     out, printed = trained
-    command = printed.rpartition("try: ")[2]
+    command = printed.partition("try: ")[2].partition("try: ")[0]
     assert command == f"vtok eval --checkpoint {out} --data 'folder:{photos}' --val_share 0.3\n"
     code, text, _ = vtok(*shlex.split(command)[1:], "--json")
     document = json.loads(text)
@@ -117,7 +117,7 @@ def test_a_list_of_images(vtok: Vtok, photos: Path, trained: tuple[Path, str], t
     code, text, _ = vtok(*new, *data[:3], "0.2", *columns)
     assert code == 0
     given = f"--data_args.path file --data_args.label digit --data_args.root '{photos}' --val_share 0.2"
-    assert text.endswith(f"--data csv:{tmp_path}/list.csv {given}\n")
+    assert f"--data csv:{tmp_path}/list.csv {given}\n" in text
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_predict_imports_only_what_it_needs(checkpoint: Path, folder: Path) -> N
     code = (
         "import sys, vtok; code = vtok.main(); "
         "unused = {'sklearn', 'matplotlib', 'scipy', 'captum', 'torchmetrics', 'faster_coco_eval'}; "
-        "unused |= {f'visualtokens.{p}' for p in ('explain', 'bench', 'tune', 'surgery', 'converters')}; "
+        "unused |= {f'visualtokens.{p}' for p in ('explain', 'bench', 'tune', 'surgery')}; "
         "unused |= {f'visualtokens.{p}' for p in ('tasks.segment', 'tasks.detect', 'train.run', 'papers')}; "
         "print(code, sorted(unused & set(sys.modules)))"
     )
