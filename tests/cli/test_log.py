@@ -18,7 +18,7 @@ import torch
 
 from visualtokens import progress
 from visualtokens.bench import interleave
-from visualtokens.cli.train import _options_for_eval, _text
+from visualtokens.cli.train import _text
 from visualtokens.train import TrainConfig, TrainResult
 from visualtokens.tune import planning
 
@@ -75,7 +75,7 @@ def test_training(vtok_with_progress: Vtok, data: str, tmp_path: Path) -> None:
     spent = "# s, # images/s, #% of the time waiting for images"
     matches([trained], [f"paca_vit_nano: val accuracy #% after 2 of 2 epochs ({spent})"])
     assert saved == f"saved in {out}"
-    assert try_eval == f"try: vtok eval --checkpoint {out} --data {data} --device cpu"
+    assert try_eval == f"try: vtok eval --checkpoint {out} --data {data}"
     assert try_predict == f"try: vtok predict photo.jpg --checkpoint {out}"
 
 
@@ -251,8 +251,3 @@ def test_suggested_commands_work(
         code, out, err = vtok(*arguments)
         assert (code, err) == (0, "")
         assert out
-
-
-def test_options_that_an_evaluation_shares_are_in_its_command() -> None:
-    config = TrainConfig(model="x", data="digits", out="run", size=64, batch=8, workers=2, device="cuda:1")
-    assert _options_for_eval(config) == "--data digits --device cuda:1"
