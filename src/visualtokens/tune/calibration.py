@@ -70,7 +70,7 @@ class Profile:
         return high
 
 
-# Between a constant rate, which is best for the lowest budgets, and the rates of a ViT-B/16 on ImageNet that were
+# Between a constant rate, which is best for the lowest budgets, and the rates of a ViT-B/16 on ImageNet,
 # calibrated at 0.4 of its multiply-adds; for blocks at equal steps.
 TYPICAL = (0.03, 0.68, 0.73, 0.77, 0.77, 0.86, 1.0, 0.96, 0.83, 0.73, 0.68, 0.0)
 
