@@ -31,7 +31,7 @@ from visualtokens.tables import printable
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage, Share
-    from visualtokens.predict import Images, Merged, Outcome
+    from visualtokens.predict import Images, Merged
     from visualtokens.predict.formats import Format
     from visualtokens.tasks import Checkpoint, Task
 
@@ -95,6 +95,15 @@ class PredictConfig:
 
     device: str = "auto"
     """Device: auto (an accelerator if there is one), cpu, cuda, cuda:1 or mps."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value} must be at least 1")
+        part = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.share or "1/1")
+        if part is None or not 1 <= int(part[1]) <= int(part[2]):
+            raise UserError(f"share={self.share} is not a part of the images; give for example 2/8")
 
 
 def run(config: PredictConfig) -> Stream | Result:
@@ -172,11 +181,8 @@ def _share(given: str | None, *, rank: int, processes: int) -> Share:
     """Return the share of this process, one of torchrun's in the share of this machine."""
     from visualtokens.data import Share
 
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", "1/1" if given is None else given)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"share={given} is not a part of the images; give for example 2/8")
-    part, parts = int(match[1]) - 1, int(match[2])
-    return Share(part + parts * rank, parts * processes)
+    part, parts = map(int, (given or "1/1").split("/"))
+    return Share(part - 1 + parts * rank, parts * processes)
 
 
 def _listed(inputs: list[str], processes: int) -> BinaryIO | None:
@@ -209,7 +215,8 @@ class _Job:
 
         assert isinstance(self.format, LineFormat)
         formatted = self.output.format != "text"
-        return Stream(partial(self._predictions, positions), len(positions), self.format, formatted)
+        results = partial(self._predictions, positions, self._picture_names())
+        return Stream(results, len(positions), self.format, formatted)
 
     def save(self, file: Path, share: Share, processes: int) -> Result:
         """Predict a share of the images into a file; the last process to end merges the results of all."""
@@ -220,6 +227,7 @@ class _Job:
         config = self.config
         inputs = checkpoint_files(config.checkpoint)
         refuse_overwriting([file], chain(inputs, self.images if config.overwrite else ()))
+        names = self._picture_names()
         unreadable, bad, done = list[BadImage](), 0, 0
         with (
             catch_signals() as stop,
@@ -235,7 +243,7 @@ class _Job:
             todo = len(results.todo)
             if results.done and is_main_process():
                 logger.info("%s holds %d of %d images already", file, results.done, results.done + todo)
-            predictions = self._predictions(map(int, results.todo), stop.__bool__)
+            predictions = self._predictions(map(int, results.todo), names, stop.__bool__)
             for result in track_images(predictions, todo, shown=None if is_main_process() else False):
                 if isinstance(result, BadImage):
                     bad += 1
@@ -251,20 +259,27 @@ class _Job:
             write_error(f"interrupted after {done} of {todo} images; the same command continues\n")
             code = 128 + stop.signal
         silent = processes > 1 and (merged is None or not (merged.new or is_main_process()))
-        return Result(self._text(file, merged), _document(file, merged), code, silent)
+        document = {"saved": str(file)} | ({name: getattr(merged, name) for name in COUNTS} if merged else {})
+        return Result(_summary(file, merged, left=todo - done), document, code, silent)
+
+    def _picture_names(self) -> list[str]:
+        """Return a unique name for the pictures of every image, if there are any; none may be an input."""
+        folder, kinds = self.output.pictures, self.checkpoint.task.pictures
+        if folder is None:
+            return []
+        names = list(unique_names(self.images))
+        pictures = (folder / f"{name}_{kind}.png" for name in names for kind in kinds)
+        refuse_overwriting(pictures, chain(self.images, checkpoint_files(self.config.checkpoint)))
+        return names
 
     def _predictions(
-        self, positions: Iterable[int], stop: Callable[[], bool]
+        self, positions: Iterable[int], names: list[str], stop: Callable[[], bool]
     ) -> Iterator[Predicted | BadImage]:
-        """Return the predictions at these positions; their pictures are saved, and none over an input."""
+        """Yield the predictions at these positions, and save the pictures under their names."""
+        from visualtokens.data import BadImage
         from visualtokens.predict import predict_images
 
-        folder, names = self.output.pictures, list[str]()
-        if folder is not None:
-            names = list(unique_names(self.images))
-            kinds = self.checkpoint.task.pictures
-            pictures = (folder / f"{name}_{kind}.png" for name in names for kind in kinds)
-            refuse_overwriting(pictures, chain(self.images, checkpoint_files(self.config.checkpoint)))
+        folder = self.output.pictures
         outcomes = predict_images(
             self.checkpoint,
             self.images,
@@ -275,18 +290,13 @@ class _Job:
             stop=stop,
             **self.options,
         )
-        return self._with_pictures(outcomes, names)
-
-    def _with_pictures(self, outcomes: Iterator[Outcome], names: list[str]) -> Iterator[Predicted | BadImage]:
-        from visualtokens.data import BadImage
-
         for outcome in outcomes:
             if isinstance(outcome.result, BadImage):
                 yield outcome.result
                 continue
             files: dict[str, str] = {}
-            if self.output.pictures is not None and outcome.image is not None:
-                saved = outcome.result.save(outcome.image, self.output.pictures, names[outcome.position])
+            if folder is not None and outcome.image is not None:
+                saved = outcome.result.save(outcome.image, folder, names[outcome.position])
                 files = {kind: str(path) for kind, path in saved.items()}
             yield Predicted(outcome.name, outcome.result, files)
 
@@ -304,22 +314,20 @@ class _Job:
             **self.options,
         }
 
-    def _text(self, file: Path, merged: Merged | None) -> str:
-        name = printable(str(file))
-        if merged is None:
-            return f"the images of this share are done; other processes still write {name}"
-        if merged.missing:
-            total = merged.images + merged.missing
-            return f"{merged.images:,} of {total:,} images saved as {name}; the same command continues"
-        unreadable = f", {merged.unreadable:,} of them unreadable" if merged.unreadable else ""
-        if not merged.new:
-            return f"{name} holds all {merged.images:,} images{unreadable}; --overwrite predicts them again"
-        return f"{merged.images:,} images saved as {name}{unreadable}"
 
-
-def _document(file: Path, merged: Merged | None) -> dict[str, Any]:
-    counts = {} if merged is None else {name: getattr(merged, name) for name in COUNTS}
-    return {"saved": str(file), **counts}
+def _summary(file: Path, merged: Merged | None, *, left: int) -> str:
+    """Return what the file holds now; ``left`` images of the share of this process are not done."""
+    name = printable(str(file))
+    if merged is None:
+        state = f"{left:,} images of this share are missing" if left else "the images of this share are done"
+        return f"{state}; other processes still write {name}"
+    if merged.missing:
+        total = merged.images + merged.missing
+        return f"{merged.images:,} of {total:,} images saved as {name}; the same command continues"
+    unreadable = f", {merged.unreadable:,} of them unreadable" if merged.unreadable else ""
+    if not merged.new:
+        return f"{name} holds all {merged.images:,} images{unreadable}; --overwrite predicts them again"
+    return f"{merged.images:,} images saved as {name}{unreadable}"
 
 
 VERB = Verb(
