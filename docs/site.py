@@ -51,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Redirect the links of a page to other pages."""
     uri = page.file.src_uri
-    origins = {page: source for source, page in PAGES.items() if source != "README.md"}
+    origins = {page: source for source, page in PAGES.items() if source not in ("README.md", RECIPES)}
     return redirect(markdown, origin=origins.get(uri, f"docs/{uri}"), page=uri)
 
 
