@@ -31,10 +31,11 @@ from torch.nn import functional as F
 
 from visualtokens.bench import machine
 from visualtokens.data import Batch
+from visualtokens.progress import Progress
 from visualtokens.tasks.timm_models import build_model
 from visualtokens.train import TrainConfig
 from visualtokens.train.distributed import Stop, Team
-from visualtokens.train.epoch import EpochStats, Progress, train_epoch
+from visualtokens.train.epoch import EpochStats, train_epoch
 from visualtokens.train.run import Run
 from visualtokens.train.step import StepResult, create_optimizer
 
@@ -123,7 +124,7 @@ def measure(config: TrainConfig, *, block: int, ready: bool = False) -> dict[str
         bad=run.bad_train,
         team=run.team,
         stop=Stop(),
-        progress=Progress(False),
+        progress=Progress("", total=len(loader), unit="steps", shown=False),
         after_step=after_step,
     )
     rates = {name: config.batch / statistics.median(times) for name, times in seconds.items()}

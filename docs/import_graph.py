@@ -22,6 +22,7 @@ BOXES: Mapping[str, tuple[float, str]] = {
     "tune": (3, "plans, searches, trade-offs"),
     "train": (4, "the training engine"),
     "checkpoint": (4, "saved runs: load"),
+    "predict": (5, "many images, result files"),
     "tasks": (4, "classify, segment, detect"),
     "surgery": (0, "fuse, set_clusters"),
     "converters": (1, "released checkpoints"),

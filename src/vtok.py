@@ -1,14 +1,14 @@
 """The command ``vtok``: sets up the threads of this process, then runs :mod:`visualtokens.cli`.
 
 This is a module beside the package because OpenMP reads its settings when torch is loaded, which
-``import visualtokens`` does. ``python -m vtok`` is the same command, also for torchrun.
+``import visualtokens`` does. ``python -m vtok`` and ``python -m visualtokens`` are the same command.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 
 # A thread that waits for the others spins this often before it sleeps. By default libgomp spins for
@@ -19,15 +19,15 @@ running = False  # whether this process is the command; `visualtokens` then impo
 MOUNT = Path("/sys/fs/cgroup")
 
 
-def main() -> int:
-    """Run ``vtok`` with the arguments of this process; return the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``vtok`` with these arguments, by default those of the process; return the exit code."""
     global running
     configure_threads(os.environ)
     running = True
     sys.modules.setdefault("vtok", sys.modules[__name__])  # also as `python -m vtok`
     from visualtokens.cli import main
 
-    return main()
+    return main(arguments)
 
 
 def configure_threads(environment: MutableMapping[str, str]) -> None:

@@ -63,6 +63,8 @@ def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> N
     [
         ("paca_vit_nano", None, {}),
         ("paca_vit_nano", 48, {"drop_path_rate": 0.1, "clusters": (8, 8, 0, 0)}),
+        ("paca_vit_nano", 48, {"img_size": 48}),
+        ("stvit_iso_64", 64, {"depths": (1, 1, 1, 1), "img_size": 64}),  # positions for this size
         ("vit_tiny_patch16_224", 64, {"depth": 1}),  # built for one size
         ("resnet18", 32, {}),  # running statistics
     ],
@@ -215,7 +217,7 @@ def v1(tmp_path: Path) -> Path:
 def test_v1_checkpoint_evaluates_to_its_accuracy(v1: Path) -> None:
     run = load(v1)
     assert (run.task.name, run.classes) == ("classify", [str(i) for i in range(10)])
-    dataset = run.task.open_data("digits", "val", model=run.model)
+    dataset = run.task.open_data(run, "digits", "val")
     evaluation = run.task.evaluate(run, run.task.loader(dataset, run.preprocess, Loading(batch=360)))
     assert evaluation.metrics["accuracy"] == pytest.approx(130 / 360, abs=1.5 / 360)  # ties may round
     assert evaluation.metrics["loss"] == pytest.approx(2.099674, rel=1e-4)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,15 @@ def no_measurement(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
 
 
 def test_the_report_holds_the_results(tmp_path: Path) -> None:
-    result = demo.run(tmp_path, epochs=1, progress=False)
+    result = demo.run(tmp_path / "first run", epochs=1, progress=False, today=date(2031, 2, 3))
     page = check_self_contained(result.report.read_text(encoding="utf-8"))
     assert result.images == 360
     assert f"{result.accuracy:.1%}" in page.text
     assert "1,234" in page.text
     assert len(page.find("article")) == demo.SAMPLES
     assert any(line.startswith("✗") for line in page.text)  # after one epoch some are
+    lines = [line for line in "".join(page.text).split("\n") if line]
+    assert lines[-3:] == ["Model paca_vit_nano", "Checkpoint first run", "2031-02-03"]
 
 
 def test_finished_demo_is_reported_again_but_not_trained_again(

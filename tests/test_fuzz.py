@@ -34,7 +34,7 @@ from PIL import Image
 from tests.damage import damage, repair_png, repair_zip
 from tests.data.test_decode import encode
 from tests.data.test_decode import samples as image_samples
-from tests.squares import write_squares
+from tests.squares import write_squares, write_voc, write_yolo
 from visualtokens.data.decode import FORMATS as IMAGE_FORMATS
 from visualtokens.data.decode import MASK_FORMATS, read_image, read_mask
 from visualtokens.errors import UserError
@@ -86,6 +86,8 @@ def masks(kind: str, root: Path) -> list[Sample]:
     pictures = {"grey": grey, "palette": grey.convert("P"), "bits": Image.fromarray(values > 2)}
     if kind in ("PNG", "TIFF"):
         pictures["deep"] = Image.fromarray(values.astype(np.uint16))
+    if kind != "GIF":
+        pictures["colours"] = grey.convert("RGB")
     found = []
     for name, picture in pictures.items():
         if kind == "PPM" and name == "palette":
@@ -93,7 +95,7 @@ def masks(kind: str, root: Path) -> list[Sample]:
         (root / name).mkdir()
         (root / name / "x").write_bytes(encode(picture, format=kind))
         repair = repair_png if kind == "PNG" else None
-        found.append(Sample(root / name, "x", lambda folder: read_mask(folder / "x"), repair))
+        found.append(Sample(root / name, "x", lambda folder: read_mask(folder / "x", colours="rgb"), repair))
     return found
 
 
@@ -160,6 +162,26 @@ def annotations(root: Path) -> list[Sample]:
     return [Sample(root / "squares", "annotations/instances_val2017.json", read)]
 
 
+def labels(kind: str, root: Path) -> list[Sample]:
+    """The files of YOLO's or Pascal VOC's layout."""
+    from visualtokens.data import open_detection
+
+    folder = root / kind
+    if kind == "yolo":
+        write_yolo(folder, train=2, val=3, polygons=True)
+        files = ["labels/val/1.txt", "labels/val/2.txt", "data.yaml"]
+    else:
+        write_voc(folder, train=2, val=3)
+        files = ["Annotations/val_1.xml", "Annotations/val_2.xml", "ImageSets/Main/val.txt"]
+
+    def read(folder: Path) -> None:
+        objects = open_detection(f"{kind}:{folder}", "val", masks=kind == "yolo")
+        for index in range(len(objects)):
+            objects[index]
+
+    return [Sample(folder, file, read) for file in files]
+
+
 def arrays(root: Path) -> list[Sample]:
     from visualtokens.data import open_dataset
 
@@ -179,6 +201,21 @@ def arrays(root: Path) -> list[Sample]:
 
         found.append(Sample(folder, "x.npz", read, repair_zip))
     return found
+
+
+def tables(kind: str, root: Path) -> list[Sample]:
+    from tests.data.test_listed import write
+    from visualtokens.data import open_dataset
+
+    rows = [(f"{i}.png", "abc"[i % 3], ("train", "val")[i % 2]) for i in range(12)]
+    write(root / "table", rows, kind=kind)
+
+    def read(folder: Path) -> None:
+        images = open_dataset(f"{kind}:{folder / f'table.{kind}'}", "val")
+        for index in range(len(images)):
+            images[index]
+
+    return [Sample(root / "table", f"table.{kind}", read)]
 
 
 def shards(file: str, root: Path) -> list[Sample]:
@@ -224,7 +261,11 @@ FORMATS = {
     "model.safetensors": Format(functools.partial(checkpoints, "model.safetensors")),
     "run": Format(runs),
     "coco": Format(annotations),
+    "yolo": Format(functools.partial(labels, "yolo")),
+    "voc": Format(functools.partial(labels, "voc")),
     "npz": Format(arrays),
+    "csv": Format(functools.partial(tables, "csv")),
+    "parquet": Format(functools.partial(tables, "parquet"), needs="pyarrow"),
     "_info.json": Format(functools.partial(shards, "_info.json"), needs="webdataset"),
     "tar": Format(functools.partial(shards, "train-0000.tar"), needs="webdataset"),
     "recipe": Format(recipes),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from datetime import date
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from visualtokens.errors import UserError
+from visualtokens.explain import Origin
 from visualtokens.report import (
     HEIGHT,
     MAX_CLASSES,
@@ -47,7 +49,8 @@ def full_report(name: str) -> Report:
 def test_a_report_is_self_contained_and_escaped(tmp_path: Path) -> None:
     text = write_report(tmp_path / "new" / "r.html", full_report(INJECTION)).read_text(encoding="utf-8")
     page = check_self_contained(text)
-    assert text.count("<b>") == text.count("</b>") == 2 * 4  # a probability and three changes per sample
+    # a probability and three changes per sample, and the true class of the second, which is wrong
+    assert text.count("<b>") == text.count("</b>") == 2 * 4 + 1
     shown = "".join(page.text)
     assert shown.count(INJECTION) >= 9  # title, headline, summary, matrix (twice), predictions, note, command
     assert f"{INJECTION}.jpg, predicted as {INJECTION}" in [img["alt"] for img in page.find("img")]
@@ -57,7 +60,7 @@ def test_a_report_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert len(headings) == 5
     assert len([a for a in page.find("p") if a.get("class") == "intro"]) == len(headings)
     assert "✓ correct" in shown
-    assert "✗ true class: two" in shown
+    assert "✗ true class: two 0.10" in shown
 
 
 def test_control_characters_and_names_that_are_not_utf8(tmp_path: Path) -> None:
@@ -79,6 +82,18 @@ def test_class_names_of_the_explanation_take_precedence() -> None:
     text = report_page(Report("t", classes=("a", "report name", "c"), samples=[sample]))
     assert "own name" in text
     assert "report name" not in text
+
+
+def test_the_footer_names_model_checkpoint_and_date() -> None:
+    origin = Origin(model="paca_vit_nano", checkpoint="run_<1>", date=date(2031, 2, 3))
+    page = Page(report_page(Report("t", origin=origin)))
+    text = "".join(page.text).split("\n")
+    assert [line for line in text if line and line != "t"] == [
+        "Model paca_vit_nano",
+        "Checkpoint run_<1>",
+        "2031-02-03",
+    ]
+    assert page.find("time") == [{"datetime": "2031-02-03"}]
 
 
 def test_empty_parts_are_left_out() -> None:

@@ -18,7 +18,8 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = Path(visualtokens.__file__).parent
 
 # Which parts (folders or files of the package) each part may import, besides the common ones.
-COMMON = {"callable_package", "errors", "files", "grouping", "lazy", "modes", "tables"}
+COMMON = {"callable_package", "errors", "files", "grouping", "lazy", "modes", "progress", "tables"}
+COMMON |= {"yaml_files"}
 MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "layers": {"ops"},
@@ -28,11 +29,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "converters": {"models"},
     "data": set(),
     "explain": {"ops", "data"},
-    "tasks": {"models", "layers", "data"},
+    "tasks": {"converters", "models", "layers", "data"},
     "checkpoint": {"tasks", "data"},
+    "predict": {"tasks", "data"},
     "train": {"tasks", "checkpoint", "data", "models"},
     "bench": {"models"},
-    "tune": {"reduce", "bench", "train", "tasks", "checkpoint"},
+    "tune": {"reduce", "bench", "train", "tasks", "checkpoint", "converters", "data"},
     "report": {"explain", "data"},
 }
 SHELLS = {"__init__", "cli", "demo", "papers"}  # may import every part

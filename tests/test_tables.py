@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from visualtokens.tables import printable, table
+from visualtokens.tables import metric_name, printable, table
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,19 @@ def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
 
 def test_kept_characters() -> None:
     assert printable("a\n\x1bb\n", keep="\n") == "a\n\\x1bb\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("accuracy", "accuracy"),
+        ("miou", "mIoU"),
+        ("pixel_accuracy", "pixel accuracy"),
+        ("box_ap50", "box AP50"),
+    ],
+)
+def test_names_of_metrics(name: str, shown: str) -> None:
+    assert metric_name(name) == shown
 
 
 def test_a_cell_of_a_table_is_one_printable_line() -> None:

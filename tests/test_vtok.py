@@ -64,6 +64,10 @@ def test_importing_the_library_changes_no_settings_of_the_process():
         ("--help", 0),
         ("--version", 0),
         *((f"{verb} --help", 0) for verb in VERBS),
+        ("models", 0),
+        ("models nowhere", 2),
+        ("help train", 0),
+        *((f"completion {shell}", 0) for shell in ("bash", "zsh", "fish")),
         ("trian", 2),
         ("train --modle resnet18", 2),
         ("train --model a --data b --out c --epochs many", 2),
@@ -77,6 +81,51 @@ def test_help_and_argument_errors_import_no_torch(arguments: str, code: int):
         "print(code, *sorted({'torch', 'timm', 'torchvision', 'matplotlib', 'sklearn'} & set(sys.modules)))"
     )
     assert out == str(code)
+
+
+def module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``python -m name``, which reports its imports on stderr."""
+    command = [sys.executable, "-X", "importtime", "-m", name, *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["vtok", "visualtokens"])
+def test_the_package_is_the_command(name: str):
+    done = module(name, "models", "nano")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[1].startswith("paca_vit_nano ")
+    assert "| torch\n" not in done.stderr
+    assert module(name, "trian").returncode == 2
+
+
+AS_MODULE = """
+import os, runpy, sys
+arguments = ["--help"]
+sys.argv, sys.orig_argv = ["-m", *arguments], ["python", "-m", NAME, *arguments]
+__import__(NAME.partition(".")[0])  # as Python does while it looks for the module
+assert "torch" not in sys.modules
+sys.argv[0] = "__main__.py"
+try:
+    runpy.run_module(NAME, run_name="__main__")
+except SystemExit as ended:
+    assert ended.code == 0
+assert "torch" not in sys.modules
+print(os.environ["GOMP_SPINCOUNT"])
+"""
+
+
+@pytest.mark.parametrize("name", ["visualtokens", "visualtokens.train"])
+def test_modules_of_the_package_set_up_the_threads_before_torch_is_loaded(name: str):
+    assert run(f"NAME = {name!r}{AS_MODULE}").splitlines()[-1] == str(vtok.SPIN_COUNT)
+
+
+def test_another_package_that_is_run_as_a_module_registers_the_models(tmp_path: Path):
+    """While Python looks for its module, ``sys.argv`` is that of ours."""
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "__init__.py").write_text("import visualtokens\n")
+    (tmp_path / "tool" / "__main__.py").write_text("import timm; print(timm.is_model('paca_vit_nano'))\n")
+    done = subprocess.run([sys.executable, "-m", "tool"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_models_are_registered_with_timm_by_an_import():

@@ -76,7 +76,17 @@ def register_models() -> None:
     import visualtokens.reduce.trainable  # noqa: F401
 
 
+def _is_command() -> bool:
+    """Whether this process is ``vtok``, or Python is about to run ``python -m visualtokens``."""
+    if getattr(sys.modules.get("vtok"), "running", False):
+        return True
+    words = sys.orig_argv
+    # While Python looks for the module, sys.argv[0] is "-m".
+    searching = sys.argv[:1] == ["-m"] and "-m" in words
+    return searching and words[words.index("-m") + 1].partition(".")[0] == __name__
+
+
 # timm must know the models of a program that imports this library. The command `vtok` registers them when it
 # runs a verb: its help and its error messages need neither timm nor torch.
-if not getattr(sys.modules.get("vtok"), "running", False):
+if not _is_command():
     register_models()

@@ -59,16 +59,15 @@ def convert(checkpoint: Mapping[str, Any] | str | Path, family: str) -> Converte
 
     ``family`` is ``"paca"``, ``"stvit"``, or the name of a timm model whose names the checkpoint has.
     ``checkpoint`` is a .pth or .safetensors file, of which no pickled code is run, or a state dict, plain or
-    as training scripts save it: inside ``{"model": …}`` or ``{"state_dict": …}``, with ``module.`` before
-    each name; EMA weights are preferred. If :attr:`Converted.complete` is False, its ``unknown``,
-    ``missing`` and ``misfits`` list the differences. :meth:`Converted.save` writes a checkpoint folder. The
-    weights themselves are not part of this library.
+    as training scripts save it: inside ``{"model": …}`` or ``{"state_dict": …}``, with ``module.`` or
+    ``_orig_mod.`` before each name; EMA weights are preferred. If
+    :attr:`Converted.complete` is False, its ``unknown``, ``missing`` and ``misfits`` list the differences.
+    :meth:`Converted.save` writes a checkpoint folder. The weights themselves are not part of this library.
     """
     if family not in FAMILIES and not timm.is_model(family):
         raise unknown("family of checkpoints", family, FAMILIES)
     if isinstance(checkpoint, str | Path):
-        released = _unwrap(read_tensors(Path(checkpoint)))
-        check_finite(released, checkpoint)
+        released = read_checkpoint(checkpoint)
     else:
         released = _unwrap(checkpoint)
         check_finite(released, "the checkpoint")
@@ -96,6 +95,24 @@ def convert(checkpoint: Mapping[str, Any] | str | Path, family: str) -> Converte
             if shapes.get(name) != tensor.shape
         ],
     )
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """Returns the finite weights of a .safetensors file or of a .pth file, of which no pickled code is run.
+
+    The weights may be wrapped as training scripts save them; see :func:`convert`.
+    """
+    weights = _unwrap(read_tensors(Path(path)))
+    check_finite(weights, path)
+    return weights
+
+
+def released_family(weights: Mapping[str, Any]) -> str | None:
+    """Returns the family of :func:`convert` whose released checkpoints have these names; None if none has."""
+    for name, family in FAMILIES.items():
+        if any(re.fullmatch(layout.sign, key) for layout in family.layouts for key in weights):
+            return name
+    return None
 
 
 # A family of checkpoints is a table of renaming rules.
@@ -233,7 +250,11 @@ def _unwrap(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
         if isinstance(checkpoint.get(key), Mapping):
             checkpoint = checkpoint[key]
             break
-    tensors = {k.removeprefix("module."): v for k, v in checkpoint.items() if isinstance(v, Tensor)}
+    tensors = {
+        k.removeprefix("module.").removeprefix("_orig_mod."): v
+        for k, v in checkpoint.items()
+        if isinstance(k, str) and isinstance(v, Tensor)
+    }
     if not tensors:
         keys = ", ".join(map(repr, list(checkpoint)[:5])) or "nothing"
         raise UserError(f"no tensors in the checkpoint, only {keys}; give the state dict")

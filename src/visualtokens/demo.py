@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from visualtokens.bench import count_macs, count_parameters, interleave
 from visualtokens.checkpoint import load
 from visualtokens.data import ImageDataset, Preprocess, open_dataset
 from visualtokens.errors import UserError
-from visualtokens.explain import explain
+from visualtokens.explain import Origin, explain
 from visualtokens.explain.html import KeyFigure
 from visualtokens.report import Report, Sample, write_report
 from visualtokens.tasks import Checkpoint
@@ -43,11 +44,14 @@ class DemoResult:
     report: Path
 
 
-def run(out: str | Path, *, epochs: int | None = None, progress: bool | None = None) -> DemoResult:
+def run(
+    out: str | Path, *, epochs: int | None = None, progress: bool | None = None, today: date | None = None
+) -> DemoResult:
     """Train a small PaCa-ViT on handwritten digits and write ``report.html`` to ``out``.
 
     The folder must be empty or hold a demo. An interrupted demo is resumed; of a finished one, the model is
-    evaluated again and the report is written again.
+    evaluated again and the report is written again. The report's date is ``today``, by default the
+    current date.
     """
     options = CONFIG if epochs is None else CONFIG | dict(epochs=epochs)
     config = TrainConfig(out=str(out), resume="auto", **options)  # type: ignore[arg-type]
@@ -68,6 +72,7 @@ def run(out: str | Path, *, epochs: int | None = None, progress: bool | None = N
         samples=_samples(checkpoint, digits),
         notes=NOTES,
         command=f"vtok demo --out {out}",
+        origin=Origin(model=config.model, checkpoint=Path(out).resolve().name, date=today or date.today()),
     )
     return DemoResult(
         accuracy=result.accuracy,

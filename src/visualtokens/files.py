@@ -57,6 +57,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of at most :data:`MAX_JSON` bytes."""
+    document = read_json_value(path)
+    if not isinstance(document, dict):
+        raise UserError(f"{path} does not hold a JSON object")
+    return document
+
+
+def read_json_value(path: Path) -> Any:
+    """Return the JSON value in a file of at most :data:`MAX_JSON` bytes."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_JSON + 1)
@@ -70,8 +78,6 @@ def read_json(path: Path) -> dict[str, Any]:
         )
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {one_line(error)}") from error
-    if not isinstance(document, dict):
-        raise UserError(f"{path} does not hold a JSON object")
     if _nesting(document) > MAX_NESTING:
         raise UserError(f"{path} has more than {MAX_NESTING} lists and objects within each other")
     return document

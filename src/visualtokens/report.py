@@ -57,6 +57,7 @@ class Report:
     samples: Sequence[Sample] = ()
     notes: Sequence[str] = ()
     command: str = ""
+    origin: html.Origin | None = None  # for the footer
 
 
 def write_report(path: str | Path, report: Report) -> Path:
@@ -83,7 +84,7 @@ def report_page(report: Report) -> str:
     if report.command:
         intro = "The command that wrote this report."
         body.append(html.section("Reproduce", intro, html.command(report.command)))
-    return html.page(report.title, body)
+    return html.page(report.title, body, origin=report.origin)
 
 
 def _card(sample: Sample, classes: Sequence[str]) -> str:

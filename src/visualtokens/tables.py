@@ -1,4 +1,4 @@
-"""Plain text for terminals: tables, and text without control characters."""
+"""Plain text for terminals: tables, names of metrics, and text without control characters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 # Control characters, line separators, bidirectional overrides, and surrogates, which stand for the bytes of
 # file names that are not UTF-8.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_METRIC_WORDS = {"miou": "mIoU", "iou": "IoU", "ap": "AP", "ap50": "AP50", "ap75": "AP75"}
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -17,6 +18,11 @@ def printable(text: str, *, keep: str = "") -> str:
     lines or reverse the order of the text.
     """
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
+
+
+def metric_name(name: str) -> str:
+    """Return the name of a metric as readers know it: ``box_ap50`` becomes ``box AP50``."""
+    return " ".join(_METRIC_WORDS.get(word, word) for word in name.split("_"))
 
 
 def _escape(code: int) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.digits import save_digits
+from visualtokens import progress
 from visualtokens.cli import main
 from visualtokens.data import open_dataset
 from visualtokens.train import TrainConfig, train
 
 
 @pytest.fixture
-def vtok(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def vtok_with_progress(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs the command with these arguments: exit code, stdout, stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
@@ -24,6 +26,17 @@ def vtok(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return code, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def vtok(
+    vtok_with_progress: Callable[..., tuple[int, str, str]],
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """The same, with stderr without the header and the progress."""
+    before = progress.logger.level
+    progress.logger.setLevel(logging.WARNING)
+    yield vtok_with_progress
+    progress.logger.setLevel(before)
 
 
 @pytest.fixture(scope="session")

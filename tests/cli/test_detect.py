@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from tests.squares import write_squares
+from tests.squares import CLASSES, write_pennfudan, write_squares, write_voc, write_yolo
 from visualtokens.cli import main
 from visualtokens.tasks.detect.detections import ImageDetections, truth
 
@@ -30,14 +32,16 @@ def data(root: Path) -> str:
     return write_squares(root / "data")
 
 
+SMALL = ["--model_args.backbone", "resnet18", "--model_args.width", "16", "--size", "64", "--batch", "4"]
+SMALL += ["--model_args.backbone_args", '{"channels": [8, 16, 16, 16]}', "--device", "cpu", "--lr", "0.002"]
+SMALL += ["--model_args.hidden", "32", "--model_args.regions", "16"]
+
+
 @pytest.fixture(scope="module")
 def run(root: Path, data: str) -> str:
     out = str(root / "run")
-    model = ["--task", "detect", "--model", "mask_rcnn", "--model_args.backbone", "resnet18"]
-    small = ["--model_args.backbone_args", '{"channels": [8, 16, 16, 16]}', "--model_args.width", "16"]
-    small += ["--model_args.hidden", "32", "--model_args.regions", "16"]
-    given = ["--data", data, "--out", out, "--size", "64", "--batch", "4", "--epochs", "4", "--lr", "0.002"]
-    assert main(["train", *model, *small, *given, "--device", "cpu"]) == 0
+    given = ["--data", data, "--out", out, "--epochs", "4"]
+    assert main(["train", "--task", "detect", "--model", "mask_rcnn", *SMALL, *given]) == 0
     return out
 
 
@@ -58,6 +62,15 @@ def test_eval(vtok: Vtok, run: str, data: str) -> None:
     code, _, err = vtok("eval", "--checkpoint", run, "--data", "digit_scenes")
     assert code == 2
     assert "digit_scenes has 10 classes (0, 1, 2, …), but" in err
+
+
+def test_header_states_backbone_and_sides(vtok_with_progress: Vtok, run: str, data: str) -> None:
+    code, _, err = vtok_with_progress("eval", "--checkpoint", run, "--data", data, "--device", "cpu")
+    assert code == 0
+    model, task, read, _ = err.splitlines()
+    assert model.startswith(f"model   mask_rcnn with backbone resnet18 of {run}, ")
+    assert model.endswith(" M parameters, input with a short side of 64 and a long side of up to 107")
+    assert (task, read) == ("task    detect, 3 classes", f"data    {data}, split val, 4 images")
 
 
 def test_predict_draws_objects_above_the_score(vtok: Vtok, run: str, root: Path, tmp_path: Path) -> None:
@@ -83,6 +96,21 @@ def test_predict_draws_objects_above_the_score(vtok: Vtok, run: str, root: Path,
     assert (code, err) == (2, "error: score=1.5 is not between 0 and 1\n")
 
 
+def test_predict_saves_a_row_for_each_object(vtok: Vtok, run: str, root: Path, tmp_path: Path) -> None:
+    given = ("predict", root / "data/val2017", "--checkpoint", run, "--device", "cpu", "--score", "0.05")
+    documents = json.loads(vtok(*given, "--json", "--out", tmp_path / "drawn")[1])["predictions"]
+    assert vtok(*given, "--out", tmp_path / "r.csv")[:2] == (0, f"4 images saved as {tmp_path / 'r.csv'}\n")
+    header, *rows = list(csv.reader((tmp_path / "r.csv").open()))
+    assert header == ["image", "label", "score", "x1", "y1", "x2", "y2", "mask_pixels", "error"]
+    expected = [
+        (d["image"], o["class"], *o["box"], o["mask_pixels"]) for d in documents for o in d["objects"]
+    ]
+    assert [(r[0], r[1], *map(float, r[3:7]), int(r[7])) for r in rows if r[1]] == expected
+    assert vtok(*given[:-1], "1", "--out", tmp_path / "none.csv")[0] == 0
+    _, *rows = list(csv.reader((tmp_path / "none.csv").open()))
+    assert rows == [[d["image"], *[""] * 8] for d in documents], "images without objects are in the table"
+
+
 def test_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     """Also with names that are not UTF-8 or have several lines."""
     name = os.fsdecode(b"caf\xe9")
@@ -100,3 +128,54 @@ def test_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         found.save(image, tmp_path, name)
     assert picture.read_bytes() == before
     assert list(tmp_path.iterdir()) == [picture]
+
+
+@pytest.mark.parametrize(
+    ("write", "model", "options", "classes"),
+    [
+        (write_yolo, "faster_rcnn", (), CLASSES),
+        (partial(write_yolo, polygons=True), "mask_rcnn", (), CLASSES),
+        (write_voc, "faster_rcnn", (), CLASSES[:2]),
+        (write_pennfudan, "mask_rcnn", ("--val_share", "0.2"), ["pedestrian"]),
+        (write_pennfudan, "faster_rcnn", ("--val_share", "0.2", "--data_args.classes", "man"), ["man"]),
+    ],
+    ids=["yolo", "yolo polygons", "voc", "penn-fudan", "penn-fudan boxes"],
+)
+def test_other_layouts_are_trained_on_as_they_are(
+    vtok: Vtok,
+    tmp_path: Path,
+    write: Callable[[Path], str],
+    model: str,
+    options: tuple[str, ...],
+    classes: list[str],
+) -> None:
+    data = write(tmp_path / "data")
+    out = tmp_path / "run"
+    given = ("--data", data, *options)
+    code, _, err = vtok(
+        "train", "--task", "detect", "--model", model, *SMALL, *given, "--epochs", "1", "--out", out
+    )
+    assert code == 0, err
+    code, text, err = vtok("eval", "--checkpoint", out, *given, "--device", "cpu", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(text)
+    assert (document["classes"], document["images"]) == (classes, 4)
+    assert (document["masks"] is None) == (model == "faster_rcnn")
+    photo = next((tmp_path / "data").rglob("1.png"), None) or tmp_path / "data/JPEGImages/val_1.png"
+    given = (photo, "--checkpoint", out, "--out", tmp_path / "pictures", "--score", "0", "--device", "cpu")
+    code, text, err = vtok("predict", *given, "--json")
+    assert (code, err) == (0, "")
+    objects = json.loads(text)["predictions"][0]["objects"]
+    assert {each["class"] for each in objects} <= set(classes)
+    assert all(("mask_pixels" in each) == (model == "mask_rcnn") for each in objects)
+
+
+@pytest.mark.parametrize("write", [write_yolo, write_voc])
+def test_data_without_masks_ask_for_a_detector_of_boxes(
+    vtok: Vtok, tmp_path: Path, write: Callable[[Path], str]
+) -> None:
+    data = write(tmp_path / "data")
+    given = ("--data", data, "--out", tmp_path / "run")
+    code, _, err = vtok("train", "--task", "detect", "--model", "mask_rcnn", *SMALL, *given)
+    assert code == 2
+    assert "train a detector of boxes (--model faster_rcnn)" in err

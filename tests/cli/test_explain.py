@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -34,21 +37,59 @@ def test_a_folder_becomes_one_page(vtok: Vtok, checkpoint: Path, photos: Path, t
     page = tmp_path / "out" / "gallery.html"
     arguments = ("explain", photos, "--checkpoint", checkpoint, "--top", "3", "--save", page)
     code, text, err = vtok(*arguments)
-    assert code == 1  # something was left out
+    assert code == 1  # images were left out
     assert [line.split()[0] for line in text.splitlines()[1:3]] == ["0/x.png", "1/x.png"]
-    assert f"2 images explained, 3 files left out; saved as {page}" in text
-    for name in ("notes.txt: not an image", "broken.png: not an image", "dot.png: the image has 1×1 pixels"):
+    assert f"2 images explained, 2 images left out, 1 other file ignored; saved as {page}" in text
+    for name in ("broken.png: not an image", "dot.png: the image has 1×1 pixels"):
         assert name in err
+    assert "notes.txt" not in err
     assert page.read_text(encoding="utf-8").count('<article class="sample">') == 2
     document = json.loads(vtok(*arguments, "--json")[1])
     assert [entry["truth"] for entry in document["explained"]] == ["0", "1"]
-    assert sorted(bad["path"] for bad in document["unreadable"]) == ["broken.png", "dot.png", "notes.txt"]
+    for entry in document["explained"]:
+        assert (entry["truth_probability"] == entry["probability"]) == (entry["truth"] == entry["predicted"])
+    assert sorted(bad["path"] for bad in document["unreadable"]) == ["broken.png", "dot.png"]
+    assert document["ignored"] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("given", [".", "0/x.png"])
+@pytest.mark.parametrize("name", ["run", "run/best"])
+def test_pages_state_model_checkpoint_and_date_only(
+    vtok: Vtok, checkpoint: Path, photos: Path, tmp_path: Path, given: str, name: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "private" / name)
+    page = tmp_path / "x.html"
+    vtok("explain", photos / given, "--checkpoint", tmp_path / "private" / name, "--save", page)
+    text = page.read_text(encoding="utf-8")
+    footer = re.sub(r"<[^>]*>", "", text[text.rindex("<footer>") : text.index("</body>")]).split("\n")
+    today = date.today()
+    assert [line for line in footer if line] in [
+        ["Model paca_vit_nano", f"Checkpoint {name}", day.isoformat()]
+        for day in (today, today - timedelta(1))
+    ]
+    assert "private" not in text
+    assert str(tmp_path) not in text
 
 
 def test_folder_without_unreadable_files(vtok: Vtok, checkpoint: Path, photos: Path, tmp_path: Path) -> None:
     code, text, err = vtok("explain", photos / "0", "--checkpoint", checkpoint, "--save", tmp_path / "x.html")
     assert (code, err) == (0, "")
-    assert "1 images explained; saved" in text
+    assert "1 image explained; saved" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("notes.txt", 0), ("page.html", 0), ("LICENSE", 0), ("new.heic", 1), ("cut.JPG", 1)]
+)
+def test_only_images_that_fail_change_the_exit_code(
+    vtok: Vtok, checkpoint: Path, photos: Path, tmp_path: Path, name: str, code: int
+) -> None:
+    (photos / "0" / name).write_text("no picture")
+    given = ("explain", photos / "0", "--checkpoint", checkpoint, "--save", tmp_path / "x.html")
+    found, text, err = vtok(*given)
+    assert found == code
+    assert (name in err) == bool(code)
+    left_out = "1 image left out" if code else "1 other file ignored"
+    assert f"1 image explained, {left_out}; saved" in text
 
 
 def test_one_image_without_a_label(vtok: Vtok, checkpoint: Path, folder: Path, tmp_path: Path) -> None:
@@ -217,7 +258,7 @@ def test_a_page_inside_the_explained_folder_is_written_again(
 ) -> None:
     given = ("explain", photos / "0", "--checkpoint", checkpoint, "--save", photos / "0" / "x.html")
     assert vtok(*given)[0] == 0
-    assert vtok(*given)[0] == 1  # the page is not an image
+    assert vtok(*given)[0] == 0  # the page is not an image, and is ignored
 
 
 @pytest.mark.parametrize("masks", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import re
@@ -13,10 +14,13 @@ import pytest
 import yaml
 
 import visualtokens
+from visualtokens.cli import train
 from visualtokens.cli.app import VERBS
-from visualtokens.cli.bench import parse_size
-from visualtokens.cli.parse import RECIPES
+from visualtokens.cli.bench import BenchConfig, parse_size
+from visualtokens.cli.parse import RECIPES, grouped_fields
+from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import UserError
+from visualtokens.train.config import TrainConfig
 
 Vtok = Callable[..., tuple[int, str, str]]
 
@@ -46,10 +50,69 @@ def test_help_describes_purpose_example_and_options(
     assert f"example:\n  vtok {verb} " in text or f"example:\n  vtok {verb}\n" in text
     for option in ("--config", "--print_config", "--json"):
         assert option in text
-    described = re.split(r"\n(?:positional arguments|options):\n", text, maxsplit=1)[1]
-    for entry in re.split(r"\n(?=  \S)", described):
-        assert len(entry.split(None, 1)) == 2, f"not described: {entry}"
+    for group in sections(text).values():
+        for entry in re.split(r"\n(?=  \S)", group.strip("\n")):
+            assert len(entry.split(None, 1)) == 2, f"not described: {entry}"
     assert max(map(len, text.splitlines())) <= 100
+    assert vtok("help", verb) == (0, text, "")
+
+
+def sections(text: str) -> dict[str, str]:
+    """The text under each title of a help text."""
+    found = re.split(r"^([a-z][a-z, ]*):\n(?=  )", text.partition("example:\n")[2], flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def test_help_of_train_is_in_groups(vtok: Vtok, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    text = vtok("help", "train")[1]
+    assert text.startswith("usage: vtok train --model MODEL --data DATA --out OUT [options]\n\n")
+    groups = {
+        title: re.findall(r"^  (?:-h, )?--(\w+)", options, re.MULTILINE)
+        for title, options in sections(text).items()
+    }
+    assert list(groups) == [
+        "data",
+        "model",
+        "optimizer and schedule",
+        "augmentation, loss and regularization",
+        "hardware and speed",
+        "output and logging",
+        "general",
+    ]
+    assert [options[0] for options in groups.values()] == [
+        *("data", "model", "epochs", "augment", "device", "out", "help"),
+    ]
+    assert groups["general"] == ["help", "json", "config", "print_config"]
+    listed = [option for options in groups.values() for option in options]
+    assert sorted(listed) == sorted([*TrainConfig.names(), *groups["general"]])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_groups_name_existing_options_once(verb: str) -> None:
+    found = importlib.import_module(f"visualtokens.cli.{verb}").VERB
+    names = [name for group in found.groups.values() for name in group]
+    assert len(names) == len(set(names))
+    assert set(names) <= {field.name for field in dataclasses.fields(found.config)}
+
+
+def test_every_option_of_train_has_a_group() -> None:
+    ungrouped = grouped_fields(train.VERB).get("other options", [])
+    assert [field.name for field in ungrouped] == [], "add these to GROUPS in cli/train.py"
+
+
+def test_options_without_a_group_come_last() -> None:
+    verb = Verb(BenchConfig, lambda config: Result("", {}), "", groups={"speed": ("rounds", "batch")})
+    found = {title: [field.name for field in fields] for title, fields in grouped_fields(verb).items()}
+    assert found == {
+        "speed": ["rounds", "batch"],
+        "other options": ["models", "against", "size", "mode", "threads"],
+    }
+
+
+def test_help_of_an_unknown_verb(vtok: Vtok) -> None:
+    assert vtok("help") == vtok("--help")
+    assert vtok("help", "trian") == (2, "", "error: unknown verb 'trian'; did you mean 'train'?\n")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -106,6 +169,13 @@ TRAIN = ("train", "--model", "paca_vit_nano", "--data", "digits", "--out", "run"
         (["--drop_path", "much"], "--drop_path must be a number or a mapping, not 'much'"),
         (["--optimizer_args.momentm", "0.9"], "unknown argument of adamw in optimizer_args: 'momentm'"),
         (["--mixup", "0.8", "--teachr", "x"], "unknown option '--teachr'; did you mean '--teacher'?"),
+        (["--freeze", "stem"], "--freeze must be a whole number or 'backbone', not 'stem'"),
+        (["--freeze", "2"], "freeze=2 would keep random weights; give --pretrained or --init as well"),
+        (["--init", "nowhere", "--probe"], "init: 'nowhere' does not exist; give a checkpoint folder with"),
+        (
+            ["--pretrained"],
+            "pretrained: the weights of 'paca_vit_nano' do not exist in timm; give others: --init",
+        ),
         (["--decay_rate", "0.5"], "decay_rate=0.5 has no effect with schedule=cosine; leave it out or give"),
     ],
 )
@@ -146,7 +216,7 @@ BOMB = b"model_args:\n  a0: &a0 [1, 1]\n" + b"".join(
         (BOMB, "config file '{path}' has more than 100,000 values with its aliases expanded"),
         (b"lr: &x [*x]", "config file '{path}' has more than 100,000 values with its aliases expanded"),
         (b"lr: " + b"[" * 100_000, "config file '{path}' is nested too deeply"),
-        (b"lr: " + b"1" * 1_000_000, "config file '{path}' has 1.0 MB; options fit into 1 MB"),
+        (b"lr: " + b"1" * 1_000_000, "config file '{path}' has 1.0 MB; at most 1 MB are read"),
     ],
     ids=range(14),
 )
@@ -231,6 +301,8 @@ def test_printed_config_parses_to_itself(vtok: Vtok, tmp_path: Path) -> None:
     for arguments in (
         (*TRAIN, "--size", "40", "--bf16"),
         (*TRAIN, "--resume", "auto", "--log", "wandb", "trackio", "--drop_path", '{"paca*": 0.1}'),
+        (*TRAIN, "--init", "x", "--freeze", "backbone"),
+        (*TRAIN, "--pretrained", "--freeze", "3"),
         (*TRAIN, "--resume", "--drop_path", "0.1", "--optimizer_args.betas", "[0.9, 0.95]"),
         ("bench", "a", "b", "--against", "c", "--size", "32x64"),
     ):

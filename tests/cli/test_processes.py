@@ -31,7 +31,8 @@ def test_train_and_eval_as_processes(data: str, tmp_path: Path) -> None:
     evaluation = start("eval", "--checkpoint", out, "--data", data, "--json")
     again = start("train", *options)
     code, text, log = finish(evaluation)
-    assert (code, log) == (0, "")
+    assert code == 0
+    assert [line.split()[0] for line in log.splitlines()] == ["model", "task", "data", "device"]
     result = json.loads(text)
     assert f"{result['accuracy']:.1%}" == f"{accuracy[1]}%"
     assert result["images"] == sum(map(sum, result["confusion"])) == 30
@@ -42,8 +43,8 @@ def test_train_and_eval_as_processes(data: str, tmp_path: Path) -> None:
 
 def wait_for_epoch(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None
-    line = process.stderr.readline()
-    assert line.startswith("epoch 1/"), line
+    while not (line := process.stderr.readline()).startswith("epoch 1/"):
+        assert line, "ended before the first epoch"
 
 
 def test_interrupted_training_leaves_a_usable_checkpoint(vtok: Vtok, data: str, tmp_path: Path) -> None:
@@ -107,6 +108,21 @@ def test_memory_that_cannot_be_allocated_is_one_line() -> None:
     assert err.startswith("error: out of memory (")
     assert err.endswith("; use a smaller batch, image size or model\n")
     assert err.count("\n") == 1
+
+
+def test_predict_imports_only_what_it_needs(checkpoint: Path, folder: Path) -> None:
+    """Of a classifier; torchvision and timm.data come with timm."""
+    code = (
+        "import sys, vtok; code = vtok.main(); "
+        "unused = {'sklearn', 'matplotlib', 'scipy', 'captum', 'torchmetrics', 'faster_coco_eval'}; "
+        "unused |= {f'visualtokens.{p}' for p in ('explain', 'bench', 'tune', 'surgery')}; "
+        "unused |= {f'visualtokens.{p}' for p in ('tasks.segment', 'tasks.detect', 'train.run', 'papers')}; "
+        "print(code, sorted(unused & set(sys.modules)))"
+    )
+    given = ("predict", folder / "0.png", "--checkpoint", checkpoint, "--device", "cpu")
+    status, out, err = finish(start("-c", code, *given, command=(sys.executable,)))
+    assert status == 0, err
+    assert out.splitlines()[-1] == "0 []"
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import yaml  # type: ignore[import-untyped]
 from PIL import Image
@@ -19,6 +20,7 @@ from visualtokens.bench import interleave
 from visualtokens.cli.parse import RECIPES, parse
 from visualtokens.cli.reduce import VERB, parse_keep
 from visualtokens.errors import UserError
+from visualtokens.reduce import reduce
 from visualtokens.train import TrainConfig, load_checkpoint, train
 from visualtokens.tune import planning as measure
 
@@ -149,7 +151,7 @@ def test_search_saves_a_reduced_checkpoint(vtok: Vtok, vit: Path, data: str, tmp
     code, text, err = vtok("reduce", vit, "--config", recipe, "--data", data, "--out", out, "--json")
     document = json.loads(text)
     assert code == 0
-    stages = [line for line in err.splitlines() if not line.startswith("epoch")]
+    stages = [line for line in err.splitlines() if not line.startswith(("epoch", "init:"))]
     assert stages[0].startswith("soft extraction at lambda 0.02")
     assert stages[1].startswith(f"fine-tuning with merge at {document['keep']} tokens")
     model = load_checkpoint(document["out"]).model
@@ -177,3 +179,41 @@ def test_keep_as_typed() -> None:
     assert parse_keep("196,150,0") == [196, 150, 0]
     with pytest.raises(UserError, match="is not valid"):
         parse_keep("a,b")
+
+
+@pytest.mark.parametrize("method", ["weighted_kmedoids", "merge"])
+def test_out_writes_a_checkpoint_of_the_reduced_model(
+    vtok: Vtok, vit: Path, data: str, tmp_path: Path, method: str
+) -> None:
+    out = tmp_path / "reduced"
+    options = ("--method", method, "--keep", "40,20,10", "--out", out, *QUICK)
+    code, text, _ = vtok("reduce", vit, *options)
+    assert code == 0
+    assert text.splitlines()[-1] == f"saved in {out}; try: vtok predict photo.jpg --checkpoint {out}"
+
+    expected, loaded = load_checkpoint(vit), load_checkpoint(out)
+    reduce(expected.model, method, keep=[40, 20, 10])
+    images = torch.randn(3, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(loaded.model(images), expected.model(images))
+        by_timm = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
+        assert torch.equal(by_timm(images), expected.model(images))
+    assert (loaded.classes, loaded.preprocess) == (expected.classes, expected.preprocess)
+    assert vtok("eval", "--checkpoint", out, "--data", data)[0] == 0
+
+
+def test_out_of_a_named_model_has_the_classes_of_imagenet(vtok: Vtok, tmp_path: Path) -> None:
+    out = tmp_path / "reduced"
+    code, _, _ = vtok("reduce", "test_vit", "--keep", "0.5", "--out", out, *QUICK)
+    assert code == 0
+    classes = load_checkpoint(out).classes
+    assert (len(classes), len(set(classes)), classes[0]) == (1000, 1000, "tench")
+
+
+def test_out_needs_a_schedule_and_an_empty_folder(vtok: Vtok, vit: Path, tmp_path: Path) -> None:
+    code, _, error = vtok("reduce", vit, "--out", tmp_path / "new", *QUICK)
+    assert (code, "give --keep, --macs, --speedup or --latency" in error) == (2, True)
+    (tmp_path / "mine.txt").write_text("not a checkpoint")
+    code, _, error = vtok("reduce", vit, "--keep", "0.5", "--out", tmp_path, *QUICK)
+    assert (code, "exists already" in error) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,44 @@ def test_predict_writes_overlay_and_indices(vtok: Vtok, run: str, data: Path, tm
     assert read_mask(second["classes"]).shape == (1, 1)
     assert sum(first["shares"].values()) == pytest.approx(1)
     assert document["unreadable"][0]["path"] == images[2]
+
+
+def test_predict_saves_tables_and_draws_on_request(
+    vtok: Vtok, run: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ("predict", data / "images/val", "--checkpoint", run, "--device", "cpu")
+    assert vtok(*given, "--out", "r.csv")[:2] == (0, "3 images saved as r.csv\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.csv.run.json"]
+    header, *rows = list(csv.reader((tmp_path / "r.csv").open()))
+    assert header == ["image", "label", "share", "error"]
+    shares: dict[str, dict[str, float]] = {}
+    for name, label, share, _ in rows:
+        shares.setdefault(Path(name).name, {})[label] = float(share)
+    assert list(shares) == ["0.png", "1.png", "2.png"]
+    assert [sum(each.values()) for each in shares.values()] == pytest.approx([1, 1, 1])
+    assert vtok(*given, "--out", "r.jsonl", "--pictures", "drawn")[0] == 0
+    documents = list(map(json.loads, Path("r.jsonl").read_text().splitlines()))
+    assert [each["overlay"] for each in documents] == [f"drawn/{i}_overlay.png" for i in range(3)]
+    assert [each["shares"] for each in documents] == [pytest.approx(each) for each in shares.values()]
+    assert len(list(Path("drawn").iterdir())) == 6
+    code, out, _ = vtok(*given, "--format", "csv")
+    assert (code, out) == (0, Path("r.csv").read_text())
+    assert not Path("predictions").exists()
+    assert vtok(*given)[0] == 0
+    assert len(list(Path("predictions").iterdir())) == 6
+
+
+def test_pictures_are_not_predicted_themselves(
+    vtok: Vtok, run: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("0.png").write_bytes((data / "images/val/0.png").read_bytes())
+    for _ in range(2):
+        code, text, _ = vtok("predict", ".", "--checkpoint", run, "--device", "cpu")
+        assert code == 0
+        assert text.startswith("./0.png: predictions/0_overlay.png, predictions/0_classes.png\n")
+        assert text.count(".png:") == 1
 
 
 @pytest.mark.parametrize("ending", ["overlay", "classes"])

@@ -9,14 +9,16 @@ import subprocess
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from visualtokens.cli.stream import for_each_image, print_stream, unique_names
-from visualtokens.cli.verb import Stream
-from visualtokens.data import BadImage
+from visualtokens.cli.stream import print_stream, unique_names
+from visualtokens.cli.verb import Predicted, Stream
 from visualtokens.explain import gallery
-from visualtokens.tasks import Checkpoint
+from visualtokens.predict.formats import JsonLines, Text
+from visualtokens.tasks import Prediction
+from visualtokens.tasks.classify.task import Classify
 
 from .processes import start
 
@@ -40,7 +42,8 @@ def test_ctrl_c_keeps_the_results_so_far(checkpoint: Path, folder: Path) -> None
     done = out.count(f"{folder / '0.png'}\n")
     assert 0 < done < MANY
     assert len(out.splitlines()) == 2 * done, "every result is whole"
-    assert (code, err) == (130, f"interrupted after {done} of {MANY} images\n")
+    assert code == 130
+    assert err.splitlines()[4:] == [f"interrupted after {done} of {MANY} images"]
 
 
 def test_terminated_json_is_closed(checkpoint: Path, folder: Path) -> None:
@@ -71,48 +74,59 @@ def test_complete_json_is_one_indented_document(
 def test_json_is_closed_when_an_image_fails(
     vtok: Vtok, checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predict, calls = Checkpoint.predict, iter(range(9))
+    predict, calls = Classify.predict_batch, iter(range(9))
 
-    def fail_later(self: Checkpoint, *arguments: object, **options: object) -> object:
-        if next(calls) == 2:
+    def fail_later(self: Classify, *arguments: Any, **options: Any) -> object:
+        if next(calls) == 1:
             raise OSError("no space left")
-        return predict(self, *arguments, **options)  # type: ignore[arg-type]
+        return predict(self, *arguments, **options)
 
-    monkeypatch.setattr(Checkpoint, "predict", fail_later)
-    code, out, err = vtok("predict", *[folder / "0.png"] * 5, "--checkpoint", checkpoint, "--json")
+    monkeypatch.setattr(Classify, "predict_batch", fail_later)
+    images = [folder / "0.png"] * 5
+    code, out, err = vtok("predict", *images, "--checkpoint", checkpoint, "--json", "--batch", "2")
     document = json.loads(out)
     assert (code, err) == (2, "error: no space left\n")
     assert len(document["predictions"]) == 2
     assert document["interrupted"] is True
 
 
-class Tracked(dict[str, str]):
-    """A document that can be counted."""
+class Nothing(Prediction):
+    """A prediction that can be counted."""
 
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def text(self) -> str:
+        return "nothing"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_no_result_is_kept(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
-    alive: weakref.WeakSet[Tracked] = weakref.WeakSet()
+    alive: weakref.WeakSet[Nothing] = weakref.WeakSet()
     most = 0
 
-    def results() -> Iterator[tuple[str, Tracked]]:
+    def results() -> Iterator[Predicted]:
         nonlocal most
         for i in range(20):
-            document = Tracked(image=str(i))
-            alive.add(document)
+            prediction = Nothing()
+            alive.add(prediction)
             most = max(most, len(alive))
-            yield str(i), document
+            yield Predicted(str(i), prediction, {})
 
-    assert print_stream(Stream(results(), 20), as_json=as_json) == 0
+    assert print_stream(Stream(lambda stop: results(), 20, Text()), as_json=as_json) == 0
     assert most <= 2
+    printed = capsys.readouterr().out
+    assert printed.startswith("0\nnothing\n1\nnothing\n") or as_json
 
 
-def test_unreadable_images_keep_no_pixels(folder: Path) -> None:
-    (bad,) = for_each_image([str(folder / "broken.png")], lambda image, path, name: ("", {})).results
-    assert isinstance(bad, BadImage)
-    assert (bad.__traceback__, bad.__cause__) == (None, None)
+def test_a_format_and_one_document_exclude_each_other(
+    vtok: Vtok, checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("predict", folder / "0.png", "--checkpoint", checkpoint, "--json", "--format", "jsonl")
+    code, out, err = vtok(*given)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --json prints one document, --format one result after the other")
+    assert print_stream(Stream(lambda stop: (), 0, JsonLines(), True), as_json=False) == 0
 
 
 def test_interrupted_explanations_are_on_the_page(

@@ -225,3 +225,28 @@ def test_digits_are_scikit_learns_images_in_full_range() -> None:
         np.testing.assert_array_equal(np.asarray(image), np.repeat(expected[..., None], 3, 2))
         assert label == source.target[row]
     assert dataset.classes == list("0123456789")
+
+
+def test_a_share_of_the_training_images_is_held_out(tmp_path: Path) -> None:
+    images, labels = np.arange(20, dtype=np.uint8).reshape(20, 1, 1).repeat(2, 1), np.arange(20) % 2
+    file = tmp_path / "x.npz"
+    np.savez(file, x_train=images, y_train=labels, x_test=images[:3], y_test=labels[:3])
+    train, val, test = (NpzImages(file, split, val_share=0.2) for split in ("train", "val", "test"))  # type: ignore[arg-type]
+    assert sorted([*train.images[:, 0, 0], *val.images[:, 0, 0]]) == list(range(20))
+    assert (np.bincount(val.labels).tolist(), len(test)) == ([2, 2], 3)
+    assert [val.path(i) for i in range(4)] == [f"{file}:x_train[{row}]" for row in val.images[:, 0, 0]]
+    np.testing.assert_array_equal(val.labels, val.images[:, 0, 0] % 2)
+    np.savez(file, x_train=images, y_train=labels, x_val=images, y_val=labels)
+    with pytest.raises(UserError, match=r"holds validation images; leave val_share=0\.2 out"):
+        NpzImages(file, "train", val_share=0.2)
+    np.savez(file, x_train=images, y_train=labels)
+    with pytest.raises(UserError, match=r"no val images: .*; --val_share 0\.2 holds out a fifth"):
+        NpzImages(file, "val")
+
+
+def test_a_file_of_test_images_alone(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x_test=np.zeros((2, 4, 4), np.uint8), y_test=np.array([0, 2]))
+    test = NpzImages(tmp_path / "x.npz", "test")
+    assert (test.classes, test.labels.tolist()) == (["0", "1", "2"], [0, 2])
+    with pytest.raises(UserError, match="has no train images"):
+        NpzImages(tmp_path / "x.npz", "train")

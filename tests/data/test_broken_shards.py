@@ -192,7 +192,8 @@ def test_sigterm_ends_training_on_shards(shards: str, tmp_path: Path) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
     assert process.stderr is not None
-    assert process.stderr.readline().startswith("epoch 1/")
+    while not (line := process.stderr.readline()).startswith("epoch 1/"):
+        assert line, "ended before the first epoch"
     process.send_signal(signal.SIGTERM)
     out, log = process.communicate(timeout=300)
     assert out.endswith("\n143\n"), log

@@ -15,7 +15,8 @@ from PIL import Image
 from pycocotools import mask as reference
 
 from visualtokens.data import BadImage, open_detection
-from visualtokens.data.coco import CocoObjects, to_mask, to_run_lengths
+from visualtokens.data.annotations import to_mask, to_run_lengths
+from visualtokens.data.coco import CocoObjects
 from visualtokens.data.decode import BadAnnotation
 from visualtokens.errors import UserError
 
@@ -132,7 +133,7 @@ def test_boxes_of_zero_area_are_dropped_with_a_warning(
     with caplog.at_level(logging.WARNING):
         dataset = open_detection(write(tmp_path, content), "train")
     assert dataset[0][1].labels.tolist() == [0, 0]
-    assert "1 boxes of zero area are dropped, the first in image 17" in caplog.text
+    assert "1 box of zero area dropped, the first in image 17" in caplog.text
 
 
 @pytest.mark.parametrize("folder", ["train", "images"])
@@ -146,9 +147,94 @@ def test_other_layouts(tmp_path: Path, folder: str) -> None:
 
 def test_a_missing_file_is_reported_with_the_paths_tried(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"no annotation file for val; looked for annotations/instances_val2017"
+        UserError,
+        match=r"for val, only for train; looked for annotations/instances_val2017.*--val_share 0.2$",
     ):
         open_detection(write(tmp_path, document()), "val")
+
+
+def test_layout_of_roboflow(tmp_path: Path) -> None:
+    folders = {"train": "train", "val": "valid", "test": "test"}
+    for folder in folders.values():
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, document())
+        (tmp_path / folder / "annotations/instances_train2017.json").rename(
+            tmp_path / folder / "_annotations.coco.json"
+        )
+        (tmp_path / folder / "train2017/a.png").rename(tmp_path / folder / "a.png")
+    for split, folder in folders.items():
+        dataset = open_detection(f"coco:{tmp_path}", split)  # type: ignore[arg-type]
+        assert dataset.path(0) == str(tmp_path / folder / "a.png")
+        assert len(dataset[0][1]) == 3
+
+
+def many(count: int) -> dict[str, Any]:
+    """A document of ``count`` images, each with one object."""
+    content = document()
+    names = [f"{i:02}.png" for i in range(count)]
+    content["images"] = [{"id": i, "file_name": n, "width": 8, "height": 6} for i, n in enumerate(names)]
+    box = {"category_id": 7, "bbox": [1, 1, 4, 3]}
+    content["annotations"] = [{"id": i, "image_id": i, **box} for i in range(count)]
+    return content
+
+
+@pytest.mark.parametrize("folder", ["images", "data", "."])
+def test_one_file_is_divided(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "all.json").write_text(json.dumps(many(10)))
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for i in range(10):
+        Image.new("RGB", (8, 6)).save(tmp_path / folder / f"{i:02}.png")
+    for spec, options in ((tmp_path, {"annotations": "all.json"}), (tmp_path / "all.json", {})):
+        parts = [
+            open_detection(f"coco:{spec}", split, masks=False, val_share=0.3, **options)  # type: ignore[arg-type]
+            for split in ("train", "val")
+        ]
+        assert [len(part) for part in parts] == [7, 3]
+        names = [{part.path(i) for i in range(len(part))} for part in parts]
+        assert len(names[0] | names[1]) == 10
+        assert all(len(part[i][1]) == 1 for part in parts for i in range(len(part)))
+        with pytest.raises(UserError, match=r"all.json has no validation split; hold out a share"):
+            open_detection(f"coco:{spec}", "val", masks=False, **options)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"all.json has no test split"):
+            open_detection(f"coco:{spec}", "test", masks=False, **options)  # type: ignore[arg-type]
+
+
+def test_files_of_other_names(tmp_path: Path) -> None:
+    spec = write(tmp_path, document())
+    (tmp_path / "annotations/instances_train2017.json").rename(tmp_path / "boxes-train.json")
+    (tmp_path / "train2017").rename(tmp_path / "photos")
+    given = {"annotations": "boxes-{split}.json", "images": str(tmp_path / "photos")}
+    dataset = open_detection(spec, "train", **given)  # type: ignore[arg-type]
+    assert dataset.path(0) == str(tmp_path / "photos/a.png")
+    with pytest.raises(UserError, match=r"for val, only for train; looked for boxes-val.json; name another"):
+        open_detection(spec, "val", **given)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"no folder of images for train; looked for pictures; name another"):
+        open_detection(spec, "train", annotations="boxes-train.json", images="pictures")
+
+
+def test_val_share_divides_the_training_file(tmp_path: Path) -> None:
+    spec = write(tmp_path, many(4))
+    sizes = [len(open_detection(spec, s, masks=False, val_share=0.5)) for s in ("train", "val")]  # type: ignore[arg-type]
+    assert sizes == [2, 2]
+    assert open_detection(spec, "val", masks=False, val_share=0.5).path(0).startswith(f"{tmp_path}/train2017")
+    (tmp_path / "annotations/instances_val2017.json").write_text("{}")
+    with pytest.raises(UserError, match=r"has a validation split, .*instances_val2017.json; leave val_share"):
+        open_detection(spec, "train", masks=False, val_share=0.5)
+
+
+def test_without_strict_an_invalid_annotation_raises_when_its_image_is_read(tmp_path: Path) -> None:
+    content = many(3)
+    content["annotations"][1]["bbox"] = [1, 2, 3]
+    spec = write(tmp_path, content)
+    for i in range(3):
+        Image.new("RGB", (8, 6)).save(tmp_path / f"train2017/{i:02}.png")
+    dataset = open_detection(spec, "train", masks=False, strict=False)
+    assert [len(dataset[i][1]) for i in (0, 2)] == [1, 1]
+    with pytest.raises(BadAnnotation, match=r"image 1, bbox: \[1, 2, 3\] is not"):
+        dataset[1]
+    content["annotations"][2]["bbox"] = None
+    with pytest.raises(BadAnnotation, match=r"image 1, bbox: .*\(1 more images have invalid annotations"):
+        open_detection(write(tmp_path, content), "train", masks=False)
 
 
 def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -15,7 +15,7 @@ import pytest
 from PIL import ExifTags, Image, ImageOps
 
 from visualtokens.data import BadImage, read_image
-from visualtokens.data.decode import BadAnnotation, as_rgb, read_mask
+from visualtokens.data.decode import BadAnnotation, as_rgb, read_header, read_mask
 from visualtokens.errors import UserError
 
 WHITE, BLACK, RED = (255, 255, 255), (0, 0, 0), (255, 0, 0)
@@ -135,6 +135,21 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
     image = read_image(tmp_path / "e.png")
     np.testing.assert_array_equal(np.asarray(image), TURNS[orientation](stored))
     assert not image.getexif()  # so that it is not applied twice
+    assert read_header(tmp_path / "e.png") == ("PNG", image.size)
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.gif", "a.bmp", "a.tiff", "a.webp", "a.ppm"])
+def test_headers_have_the_format_and_size(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    Image.new("RGB", (31, 17)).save(path)
+    with Image.open(path) as image:
+        assert read_header(path) == (image.format, (31, 17))
+    if path.suffix != ".webp":  # which Pillow reads whole
+        path.write_bytes(path.read_bytes()[:-1])
+        assert read_header(path).size == (31, 17)
+    path.write_bytes(b"no image")
+    with pytest.raises(BadImage, match="not an image in a known format"):
+        read_header(path)
 
 
 def exif_block(*entries: bytes) -> bytes:
@@ -324,6 +339,33 @@ def test_masks_of_one_and_of_sixteen_bits(tmp_path: Path) -> None:
     deep = np.array([[0, 300], [65535, 2]], np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
     assert read_mask(tmp_path / "deep.png").tolist() == deep.tolist()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "P with transparency"])
+def test_masks_of_colours(tmp_path: Path, mode: str) -> None:
+    """Colours are returned as they are: not blended, not averaged."""
+    numbers = np.random.default_rng(0).integers(0, 4, (600, 3), dtype=np.uint8)  # more than one tile
+    table = np.array([(0, 0, 0), (128, 64, 128), (1, 2, 3), (255, 255, 254)], np.uint8)
+    if mode.startswith("P"):
+        image = Image.fromarray(numbers)
+        image.putpalette(table.tobytes())
+    else:
+        image = Image.fromarray(table[numbers]).convert(mode)
+        if mode == "RGBA":
+            image.putalpha(Image.fromarray(numbers * 60))
+    options = {"transparency": bytes((0, 100, 255, 255))} if "with" in mode else {}
+    image.save(tmp_path / "m.png", **options)
+    assert np.array_equal(read_mask(tmp_path / "m.png", colours="rgb"), table[numbers])
+    if mode.startswith("P"):
+        assert np.array_equal(read_mask(tmp_path / "m.png"), numbers)
+
+
+def test_grey_masks_are_numbers_even_where_colours_are_expected(tmp_path: Path) -> None:
+    Image.fromarray(MASK).save(tmp_path / "m.png")
+    assert read_mask(tmp_path / "m.png", colours="rgb").tolist() == MASK.tolist()
+    Image.new("F", (2, 2)).save(tmp_path / "f.tif")
+    for colours in ("refuse", "grey", "rgb"):
+        assert "F holds float pixels" in str(mask_error(tmp_path / "f.tif", colours=colours))
 
 
 def mask_error(path: Path, **options: str) -> BadAnnotation:

@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_the_limit_is_adjustable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "x.png"
     Image.new("L", (20, 10)).save(path)
     monkeypatch.setenv("VTOK_MAX_PIXELS", "199")
-    for read in (read_image, read_mask):
+    for read in (read_image, read_mask, partial(read_mask, colours="rgb")):
         with pytest.raises(BadImage, match=r"20×10 is more than 0\.000199 megapixels; .*VTOK_MAX_PIXELS=200"):
             read(path)
     monkeypatch.setenv("VTOK_MAX_PIXELS", "200")
@@ -193,7 +194,8 @@ read_image(sys.argv[1])  # loads Pillow's plugins
 for path in sys.argv[2:]:
     sys.stdout.flush()
     if os.fork() == 0:
-        peak(read_mask if "mask" in path else read_image, path)
+        read = (lambda path: read_mask(path, colours="rgb")) if "mask" in path else read_image
+        peak(read, path)
         sys.stdout.flush()
         os._exit(0)
     os.wait()
@@ -220,6 +222,8 @@ def test_memory_per_pixel(tmp_path: Path) -> None:
         ("deep.pgm", "I", {}, 6),
         ("mask.png", "L", {}, 2),
         ("deep_mask.png", "I;16", {}, 4),
+        ("colour_mask.png", "RGB", {}, 7),
+        ("palette_mask.png", "P", {}, 4),
     ]:
         Image.new(mode, (side, side)).save(tmp_path / name, **options)
         most[tmp_path / name] = bytes_per_pixel

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from visualtokens.data import BadImage, Preprocess, create_loader
@@ -74,25 +77,33 @@ def test_a_missing_root_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is a file, not a folder"):
         ImageFolder(tmp_path / "file", "train")
-    with pytest.raises(UserError, match=r"no train/ folder, only no folders at all"):
+    with pytest.raises(UserError, match=r"holds no folders; expected .*/train/<class>/\*\.jpg"):
         ImageFolder(tmp_path, "train")
 
 
 def test_class_folders_without_splits_are_explained(tmp_path: Path) -> None:
     for name in "abcdefg":
         save(tmp_path / name / "1.jpg")
-    with pytest.raises(UserError) as caught:
-        ImageFolder(tmp_path, "train")
-    message = str(caught.value)
-    assert "a/, b/, c/, d/, e/, … (class folders without a split?)" in message
-    assert f"expected {tmp_path}/train/<class>/*.jpg and {tmp_path}/val/<class>/*.jpg" in message
+    for split in ("train", "val", "test"):
+        with pytest.raises(UserError) as caught:
+            ImageFolder(tmp_path, split)  # type: ignore[arg-type]
+        message = str(caught.value)
+        assert (
+            f"{tmp_path} has no {split}/ folder, only a/, b/, c/, d/, e/, …; if these are classes" in message
+        )
+        assert "give --val_share 0.2 to hold out a fifth of the images for validation" in message
+        assert f"expected {tmp_path}/train/<class>/*.jpg and {tmp_path}/val/<class>/*.jpg" in message
+    with pytest.raises(UserError, match="has no test/ folder"):
+        ImageFolder(tmp_path, "test", val_share=0.2)
 
 
 def test_a_missing_split_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "train/cat/1.jpg")
     assert len(ImageFolder(tmp_path, "train")) == 1
-    with pytest.raises(UserError, match=r"has no val/ folder, only train/; expected"):
+    with pytest.raises(UserError, match=r"has no val/ folder, only train/; give --val_share 0\.2"):
         ImageFolder(tmp_path, "val")
+    with pytest.raises(UserError, match=r"has no test/ folder, only train/; expected"):
+        ImageFolder(tmp_path, "test")
 
 
 def test_images_outside_class_folders_are_rejected(root: Path) -> None:
@@ -117,6 +128,129 @@ def test_a_validation_class_that_training_lacks_is_rejected(root: Path) -> None:
     save(root / "val/dog/1.jpg")
     with pytest.raises(UserError, match=r"classes that .*train does not have: dog; add them"):
         ImageFolder(root, "val")
+
+
+def test_the_test_split_has_the_classes_of_training(root: Path) -> None:
+    save(root / "test/cat/7.jpg")
+    test = ImageFolder(root, "test")
+    assert (test.classes, test.labels, names(test, root)) == (["Bird", "cat"], [1], ["test/cat/7.jpg"])
+    save(root / "test/dog/8.jpg")
+    with pytest.raises(
+        UserError, match=r"test has classes that .*train does not have: dog; add them to train/"
+    ):
+        ImageFolder(root, "test")
+
+
+def test_without_training_images_the_classes_are_those_of_the_split(tmp_path: Path) -> None:
+    save(tmp_path / "test/cat/7.jpg")
+    save(tmp_path / "test/ant/8.jpg")
+    (tmp_path / "test/empty").mkdir()
+    test = ImageFolder(tmp_path, "test")
+    assert (test.classes, test.labels) == (["ant", "cat"], [0, 1])
+    for split, share in (("train", None), ("train", 0.2), ("val", 0.2)):
+        with pytest.raises(UserError, match="has no train/ folder, only test/; expected"):
+            ImageFolder(tmp_path, split, val_share=share)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["valid", "validation"])
+def test_other_names_of_the_validation_split(root: Path, name: str) -> None:
+    (root / "val").rename(root / name)
+    assert names(ImageFolder(root, "val"), root) == [f"{name}/cat/4.bmp"]
+    save(root / "val/cat/4.jpg")
+    with pytest.raises(UserError, match=f"has both val/ and {name}/; rename one of them"):
+        ImageFolder(root, "val")
+
+
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    share=st.sampled_from([0.05, 0.2, 0.5, 0.9]),
+    flat=st.booleans(),
+)
+@settings(max_examples=15)
+def test_a_share_of_every_class_is_held_out(counts: list[int], share: float, flat: bool) -> None:
+    with TemporaryDirectory() as folder:
+        top = Path(folder) if flat else Path(folder, "train")
+        for number, count in enumerate(counts):
+            for i in range(count):
+                file = top / f"class{number}" / f"{i}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch()
+        if max(counts) == 1:
+            with pytest.raises(UserError, match=r"holds out no image .*: each class has one at most"):
+                ImageFolder(folder, "val", val_share=share)
+            return
+        train, val = (ImageFolder(folder, split, val_share=share) for split in ("train", "val"))  # type: ignore[arg-type]
+        assert train.classes == val.classes == [f"class{number}" for number in range(len(counts))]
+        assert sorted(train.files + val.files) == sorted(map(str, top.glob("*/*.png")))
+        for dataset in (train, val):
+            assert dataset.files == sorted(dataset.files)
+            assert [f"class{label}" for label in dataset.labels] == [
+                Path(f).parent.name for f in dataset.files
+            ]
+        for number, count in enumerate(counts):
+            held = val.labels.count(number)
+            assert held == (min(max(round(share * count), 1), count - 1) if count > 1 else 0)
+        assert ImageFolder(folder, "val", val_share=share).files == val.files
+
+
+def test_the_images_held_out_do_not_depend_on_the_place_of_the_folder(tmp_path: Path) -> None:
+    held = []
+    for place in ("here", "there/train", "there"):
+        for i in range(20):
+            save(tmp_path / place / "a" / f"{i}.png")
+    for place in ("here", "there"):
+        val = ImageFolder(tmp_path / place, "val", val_share=0.25)
+        held.append([Path(file).name for file in val.files])
+    assert held[0] == held[1]
+    assert len(held[0]) == 5
+
+
+def test_all_images_are_held_out_to_evaluate_on_them(tmp_path: Path) -> None:
+    save(tmp_path / "a/1.jpg")
+    save(tmp_path / "b/2.jpg")
+    assert names(ImageFolder(tmp_path, "val", val_share=1.0), tmp_path) == ["a/1.jpg", "b/2.jpg"]
+    with pytest.raises(
+        UserError, match=r"val_share=1\.0 leaves no image of folder:.* to train on; give less"
+    ):
+        ImageFolder(tmp_path, "train", val_share=1.0)
+
+
+def test_nothing_is_held_out_where_there_is_a_validation_split(root: Path) -> None:
+    for split in ("train", "val"):
+        with pytest.raises(UserError, match=r"/val holds the validation images; leave val_share=0\.2 out"):
+            ImageFolder(root, split, val_share=0.2)  # type: ignore[arg-type]
+    (root / "val").rename(root / "test")
+    assert names(ImageFolder(root, "test", val_share=0.2), root) == ["test/cat/4.bmp"]
+    assert names(ImageFolder(root, "val", val_share=0.2), root) in (["train/cat/1.PNG"], ["train/cat/2.jpg"])
+
+
+def test_tiny_imagenet(tmp_path: Path) -> None:
+    for name in ("n01", "n02"):
+        save(tmp_path / f"train/{name}/images/{name}_0.JPEG")
+        (tmp_path / f"train/{name}/{name}_boxes.txt").touch()
+    listed = tmp_path / "val/val_annotations.txt"
+    for i in range(3):
+        save(tmp_path / f"val/images/val_{i}.JPEG")
+    listed.write_text(
+        "val_0.JPEG\tn02\t0\t0\t3\t3\nval_1.JPEG\tn01\t0\t0\t3\t3\nval_2.JPEG\tn02\t0\t0\t3\t3\n"
+    )
+    assert names(ImageFolder(tmp_path, "train"), tmp_path) == [
+        f"train/{name}/images/{name}_0.JPEG" for name in ("n01", "n02")
+    ]
+    val = ImageFolder(tmp_path, "val")
+    assert [(Path(file).name, label) for file, label in zip(val.files, val.labels, strict=True)] == [
+        *(("val_1.JPEG", 0), ("val_0.JPEG", 1), ("val_2.JPEG", 1)),
+    ]
+    assert val[0][0].size == (4, 4)
+    listed.write_text("val_0.JPEG\tn03\n")
+    with pytest.raises(UserError, match="does not have: n03"):
+        ImageFolder(tmp_path, "val")
+    for line in ("val_0.JPEG n02", "../val_0.JPEG\tn02", ""):
+        listed.write_text(f"val_1.JPEG\tn01\n{line}\n")
+        with pytest.raises(
+            UserError, match=r"val_annotations\.txt, line 2: expected the name of an image, a tab"
+        ):
+            ImageFolder(tmp_path, "val")
 
 
 def names(dataset: ImageFolder, root: Path) -> list[str]:

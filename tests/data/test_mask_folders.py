@@ -1,9 +1,9 @@
-"""Segmentation datasets on disk: every layout, with a few small images."""
+"""Segmentation datasets on disk: images with masks of numbers or colours."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,17 +11,9 @@ from PIL import Image
 
 from visualtokens.data import BadImage, open_segmentation
 from visualtokens.data.decode import BadAnnotation
-from visualtokens.data.mask_folders import ADE20K, COCO_STUFF, LIP, to_classes
-from visualtokens.data.segmentation import IGNORE
 from visualtokens.errors import UserError
 
-
-def save(image: Path, mask: Path, values: list[list[int]], colour: str = "red") -> None:
-    array = np.array(values, np.uint8)
-    for path in (image, mask):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (array.shape[1], array.shape[0]), colour).save(image)
-    Image.fromarray(array).save(mask)
+from .helpers import save
 
 
 @pytest.fixture
@@ -59,7 +51,7 @@ def test_unusable_items_are_reported_on_access(masks: Path) -> None:
         train[1]
     assert (caught.value.image_id, caught.value.field) == ("b", "size")
     assert caught.value.path == str(masks / "masks/train/b.png")
-    with pytest.raises(BadAnnotation, match=r"image e, pixels: 3 at row 0, column 1 .*\(0 to 2, 255\)"):
+    with pytest.raises(BadAnnotation, match=r"image e, pixels: the mask holds 0, 3, but 3 has no class"):
         train[2]
 
 
@@ -104,100 +96,173 @@ def test_links_are_followed_unless_they_lead_back(
         open_segmentation(f"masks:{masks}", "train")
 
 
-def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    image, mask = tmp_path / "images/x.jpg", tmp_path / "annotations/trimaps/x.png"
-    save(image, mask, [[1, 2, 3]])
-    for file in (image, mask):
-        os.rename(file, os.fsencode(file.parent) + b"/\xe9" + os.fsencode(file.suffix))
-    (tmp_path / "annotations/trainval.txt").write_bytes(b"\xe9 1 2 1\n")
-    train = open_segmentation(f"pets:{tmp_path}", "train")
-    assert os.fsencode(train.path(0)) == os.fsencode(tmp_path) + b"/images/\xe9.jpg"
-    assert train[0][1].tolist() == [[0, 1, 2]]
+# Folders and splits.
 
 
-def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no folder images/training"):
-        open_segmentation(f"ade20k:{tmp_path}", "train")
+@pytest.mark.parametrize("form", ["{part}/{split}", "{split}/{part}"])
+def test_both_orders_of_split_and_part(tmp_path: Path, form: str) -> None:
+    for i, split in enumerate(("train", "val", "test")):
+        image, mask = (tmp_path / form.format(part=part, split=split) for part in ("images", "masks"))
+        save(image / "a.jpg", mask / "a.png", [[0] * i + [1]])
+    for i, split in enumerate(("train", "val", "test")):
+        data = open_segmentation(f"masks:{tmp_path}", split, classes=["a", "b"])  # type: ignore[arg-type]
+        assert data[0][1].tolist() == [[0] * i + [1]]
+    with pytest.raises(UserError, match=r"val_share=0.5 has no effect: .* has a split val"):
+        open_segmentation(f"masks:{tmp_path}", "train", classes=["a", "b"], val_share=0.5)
 
 
-def test_pets_in_class_folders(tmp_path: Path) -> None:
+def test_a_test_split_needs_no_masks_until_it_is_opened(masks: Path) -> None:
+    (masks / "images/test").mkdir()
+    assert len(open_segmentation(f"masks:{masks}", "train")) == 2
+    with pytest.raises(UserError, match="has no folder masks/test"):
+        open_segmentation(f"masks:{masks}", "test")
+    (masks / "images/test").rmdir()
+    with pytest.raises(UserError, match="has no folder images/test or test/images"):
+        open_segmentation(f"masks:{masks}", "test")
+
+
+@pytest.mark.parametrize("below", ["", "/train"])
+def test_a_share_is_held_out(tmp_path: Path, below: str) -> None:
+    for i in range(10):
+        save(tmp_path / f"images{below}/{i}.jpg", tmp_path / f"masks{below}/{i}.png", [[i % 2]])
+    spec = f"masks:{tmp_path}"
+    with pytest.raises(UserError, match=r"has no validation split; give --val_share 0.2 to hold out"):
+        open_segmentation(spec, "val", classes=["a", "b"])
+    given: dict[str, Any] = dict(classes=["a", "b"], val_share=0.3)
+    train, val = (open_segmentation(spec, split, **given) for split in ("train", "val"))
+    assert (len(train), len(val)) == (7, 3)
+    assert not {train.path(i) for i in range(7)} & {val.path(i) for i in range(3)}
+    assert [val.path(i) for i in range(3)] == [
+        open_segmentation(spec, "val", **given).path(i) for i in range(3)
+    ]
+    with pytest.raises(UserError, match="has no folder images/test"):
+        open_segmentation(spec, "test", **given)
+
+
+def test_masks_with_a_suffix(tmp_path: Path) -> None:
     for split in ("train", "val"):
-        save(tmp_path / split / "pug/pug_1.jpg", tmp_path / f"trimaps/{split}/pug/pug_1.png", [[1, 2, 3]])
-    train = open_segmentation(f"pets:{tmp_path}", "train")
-    assert train.classes == ["pet", "background", "border"]
-    assert train[0][1].tolist() == [[0, 1, 2]]
+        save(tmp_path / f"images/{split}/a.jpg", tmp_path / f"masks/{split}/a_mask.png", [[0, 1]])
+    spec = f"masks:{tmp_path}"
+    with pytest.raises(UserError, match=r"a_mask.png has another ending, which --data_args.suffix gives"):
+        open_segmentation(spec, "train", classes=["a", "b"])
+    train = open_segmentation(spec, "train", classes=["a", "b"], suffix="_mask")
+    assert train[0][1].tolist() == [[0, 1]]
 
 
-def test_pets_as_published(tmp_path: Path) -> None:
-    for name in ("pug_1", "pug_2", "cat_3"):
-        save(tmp_path / f"images/{name}.jpg", tmp_path / f"annotations/trimaps/{name}.png", [[1, 2, 3]])
-    (tmp_path / "annotations/trimaps/._pug_1.png").write_bytes(b"\0")
-    (tmp_path / "images/odd.mat").write_bytes(b"\0")
-    Image.new("RGB", (2, 2)).save(tmp_path / "images/unlisted.jpg")
-    (tmp_path / "annotations/trainval.txt").write_text("#Image CLASS\npug_2 1 2 1\ncat_3 2 1 1\n")
-    (tmp_path / "annotations/test.txt").write_text("pug_1 1 2 1\n")
-    train, val = (open_segmentation(f"pets:{tmp_path}", split) for split in ("train", "val"))
-    assert [Path(train.path(i)).stem for i in range(len(train))] == ["cat_3", "pug_2"]
-    assert [Path(val.path(i)).stem for i in range(len(val))] == ["pug_1"]
+def test_images_and_masks_in_one_folder(tmp_path: Path) -> None:
+    for folder in ("train", "valid"):
+        save(tmp_path / folder / "a.png", tmp_path / folder / "a_mask.png", [[0, 2]])
+    (tmp_path / "train/_classes.csv").write_text("Pixel Value, Class\n0, background\n2, dog\n")
+    val = open_segmentation(f"masks:{tmp_path}", "val", suffix="_mask")
+    assert val.classes == ["background", "dog"]
+    assert [Path(val.path(i)).name for i in range(len(val))] == ["a.png"]
+    assert val[0][1].tolist() == [[0, 1]]
+    (tmp_path / "val").mkdir()
+    with pytest.raises(UserError, match=r"has both .*/val and .*/valid; rename one of them"):
+        open_segmentation(f"masks:{tmp_path}", "train", suffix="_mask")
 
 
-def test_ade20k(tmp_path: Path) -> None:
-    for part in ("training", "validation"):
-        save(tmp_path / f"images/{part}/ADE_1.jpg", tmp_path / f"annotations/{part}/ADE_1.png", [[0, 1, 150]])
-    val = open_segmentation(f"ade20k:{tmp_path}", "val")
-    assert len(val.classes) == 150
-    assert val[0][1].tolist() == [[255, 0, 149]]
-    save(tmp_path / "images/training/ADE_1.jpg", tmp_path / "annotations/training/ADE_1.png", [[151]])
-    with pytest.raises(BadAnnotation, match=r"151 .*\(0 to 150\)"):
-        open_segmentation(f"ade20k:{tmp_path}", "train")[0]
+# What masks hold.
+
+RED, GREEN, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("images", "maps"),
-    [("train2017", "stuffthingmaps/train2017"), ("images/train2017", "annotations/train2017")],
-)
-def test_cocostuff_ignores_things(tmp_path: Path, images: str, maps: str) -> None:
-    save(
-        tmp_path / images / "000000000009.jpg", tmp_path / maps / "000000000009.png", [[0, 90, 91, 181, 255]]
-    )
-    train = open_segmentation(f"cocostuff:{tmp_path}", "train")
-    assert len(train.classes) == 91
-    assert train[0][1].tolist() == [[255, 255, 0, 90, 255]]
-    assert (train.classes[0], train.classes[90]) == ("banner", "wood")
+@pytest.fixture
+def coloured(tmp_path: Path) -> Path:
+    (tmp_path / "classes.csv").write_text("name,r,g,b\ncar,255,0,0\ntree,0,255,0\n")
+    for split in ("train", "val"):
+        save(
+            tmp_path / f"images/{split}/a.jpg", tmp_path / f"masks/{split}/a.png", [[RED, GREEN], [RED, RED]]
+        )
+    return tmp_path
 
 
-@pytest.mark.parametrize("outer", ["", "TrainVal_{0}/TrainVal_{0}/"])
-def test_lip(tmp_path: Path, outer: str) -> None:
-    images = tmp_path / outer.format("images") / "val_images/7_1.jpg"
-    save(images, tmp_path / outer.format("parsing_annotations") / "val_segmentations/7_1.png", [[0, 14, 19]])
-    val = open_segmentation(f"lip:{tmp_path}", "val")
-    assert len(val.classes) == 20
-    assert not val.keep_ratio
-    assert val[0][1].tolist() == [[0, 14, 19]]
+def test_colours_are_classes(coloured: Path) -> None:
+    train = open_segmentation(f"masks:{coloured}", "train")
+    assert train.classes == ["car", "tree"]
+    assert train.colours == [RED, GREEN]
+    assert train[0][1].tolist() == [[0, 1], [0, 0]]
+    (coloured / "classes.csv").unlink()
+    by_name = open_segmentation(f"masks:{coloured}", "train", colors={"car": "#ff0000", "tree": "0,255,0"})
+    assert (by_name.classes, by_name.colours) == (train.classes, train.colours)
+    in_order = open_segmentation(f"masks:{coloured}", "train", classes=["a", "b"], colors=[RED, GREEN])
+    assert in_order[0][1].tolist() == [[0, 1], [0, 0]]
 
 
-def test_class_names_are_complete_and_unique() -> None:
-    for names, count in ((ADE20K, 150), (COCO_STUFF, 91), (LIP, 20)):
-        assert len(names) == len(set(names)) == count
-    assert (ADE20K[0], ADE20K[12], ADE20K[149]) == ("wall", "person", "flag")
-
-
-def test_every_number_of_a_mask_is_mapped_to_its_class() -> None:
-    table = np.full(256, -1, np.int16)
-    table[[0, 1, 2, 7, 255]] = [IGNORE, 0, 1, 2, IGNORE]
-    values = np.array([[0, 1, 2], [255, 7, 0]], np.uint8)
-    classes = to_classes(values, table, path="m.png", image_id="m")
-    assert classes.dtype == np.uint8
-    assert classes.tolist() == [[255, 0, 1], [255, 2, 255]]
-
-
-@pytest.mark.parametrize("number", [9, 300, -1])
-def test_an_invalid_number_is_reported_with_its_position(number: int) -> None:
-    table = np.full(256, -1, np.int16)
-    table[[0, 1, 2, 255]] = [0, 1, 2, IGNORE]
-    values = np.zeros((3, 4), np.int32)
-    values[1, 3] = values[2, 0] = number
+def test_a_colour_without_a_class(coloured: Path) -> None:
+    save(coloured / "images/train/a.jpg", coloured / "masks/train/a.png", [[RED, BLACK, (1, 2, 3), BLACK]])
+    spec = f"masks:{coloured}"
     with pytest.raises(BadAnnotation) as caught:
-        to_classes(values, table, path="m.png", image_id="m")
-    assert caught.value.field == "pixels"
-    assert f"{number} at row 1, column 3 is not a number of this dataset (0 to 2, 255)" in str(caught.value)
+        open_segmentation(spec, "train")[0]
+    assert caught.value.path == str(coloured / "masks/train/a.png")
+    assert caught.value.why == (
+        "the colour 0,0,0 has no class (2 pixels; 3 pixels of 2 such colours, the first at row 0, column 1); "
+        "expected 0,255,0 tree, 255,0,0 car; give it a class or add it to --data_args.ignore"
+    )
+    train = open_segmentation(spec, "train", ignore=["0,0,0", [1, 2, 3]])
+    assert train[0][1].tolist() == [[0, 255, 255, 255]]
+    with pytest.raises(UserError, match=r"ignore=\[0, 0, 0\] may be .* write '0,0,0' for the colour"):
+        open_segmentation(spec, "train", ignore=[0, 0, 0])
+
+
+def test_palettes_and_numbers_of_a_dataset_with_colours(coloured: Path) -> None:
+    """A palette stands for its colours, in any order; grey numbers are positions in the list of classes."""
+    image, mask = coloured / "images/train/a.jpg", coloured / "masks/train/a.png"
+    save(image, mask, [[0, 1, 1]], palette=[GREEN, RED])
+    train = open_segmentation(f"masks:{coloured}", "train")
+    assert train[0][1].tolist() == [[1, 0, 0]]
+    save(image, mask, [[0, 1, 255]])
+    assert train[0][1].tolist() == [[0, 1, 255]]
+
+
+def test_palettes_of_a_dataset_without_colours_are_numbers(masks: Path) -> None:
+    save(masks / "images/train/b.jpg", masks / "masks/train/b.png", [[0, 2, 1]], palette=[RED, GREEN, BLACK])
+    assert open_segmentation(f"masks:{masks}", "train")[1][1].tolist() == [[0, 2, 1]]
+
+
+def test_colours_of_a_dataset_without_them_are_refused(masks: Path) -> None:
+    save(masks / "images/train/b.jpg", masks / "masks/train/b.png", [[RED, GREEN, RED]])
+    with pytest.raises(BadAnnotation, match=r"RGB holds colours; .* or give the colour of every class"):
+        open_segmentation(f"masks:{masks}", "train")[1]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_black_and_white_as_colours(tmp_path: Path, mode: str) -> None:
+    mask = tmp_path / "masks/train/a.png"
+    save(tmp_path / "images/train/a.jpg", mask, [[0, 255]])
+    with Image.open(mask) as opened:
+        opened.convert(mode).save(mask)
+    (tmp_path / "labelmap.txt").write_text("# label:color_rgb:parts:actions\nno:0,0,0::\nyes:255,255,255::\n")
+    assert open_segmentation(f"masks:{tmp_path}", "train")[0][1].tolist() == [[0, 1]]
+
+
+def test_masks_of_0_and_255(masks: Path) -> None:
+    """255 is ignored by default, which would leave one class of two: it has to be decided."""
+    for name in ("b.png", "a/c.png"):
+        with Image.open(masks / "masks/train" / name) as opened:
+            size = opened.size[::-1]
+        Image.fromarray(np.full(size, 255 * (name == "b.png"), np.uint8)).save(masks / "masks/train" / name)
+    spec = f"masks:{masks}"
+    with pytest.raises(
+        UserError, match=r"hold 0 and 255, but 'b' is 1 .*mapping '\{0: a, 255: b\}', otherwise"
+    ):
+        open_segmentation(spec, "train", classes=["a", "b"])
+    given = open_segmentation(spec, "train", classes=["a", "b"], mapping={0: "a", 255: "b"})
+    assert given[1][1].tolist() == [[1, 1, 1], [1, 1, 1]]
+    given = open_segmentation(spec, "train", classes=["a", "b"], ignore=255)
+    assert set(given[1][1].ravel().tolist()) == {255}
+    assert len(open_segmentation(spec, "train")) == 2  # of three classes
+
+
+def test_numbers_are_mapped_and_ignored(masks: Path) -> None:
+    spec = f"masks:{masks}"
+    merged = open_segmentation(spec, "train", mapping={"left wall": "wall", "right wall": "wall"})
+    assert merged.classes == ["road", "wall"]
+    assert merged[1][1].tolist() == [[0, 1, 1], [255, 0, 0]]
+    kept = open_segmentation(spec, "train", ignore="road")
+    assert kept.classes == ["left wall", "right wall"]
+    assert kept[1][1].tolist() == [[255, 0, 1], [255, 255, 255]]
+    (masks / "classes.txt").unlink()
+    by_number = open_segmentation(spec, "train", mapping={"2": "b", "0": "a", "1": "a"}, ignore=[255])
+    assert by_number.classes == ["b", "a"]
+    assert by_number[1][1].tolist() == [[1, 1, 0], [255, 1, 1]]

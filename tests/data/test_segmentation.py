@@ -9,7 +9,7 @@ from PIL import Image
 
 from visualtokens.data import Share, open_segmentation
 from visualtokens.data.decode import BadAnnotation
-from visualtokens.data.mask_folders import ADE20K, COCO_STUFF, LIP
+from visualtokens.data.published_classes import ADE20K, COCO_STUFF, LIP
 from visualtokens.data.segmentation import (
     SEGMENT_PRESETS,
     Mask,

@@ -98,11 +98,14 @@ def test_transparent_pixels_are_blended_with_white() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"size": (0, 5)}, {"size": (5,)}, {"std": (1, 0, 1)}, {"mean": (0, 0)}, {"crop": 0}, {"crop": 1.1}],
+    [
+        *({"size": (0, 5)}, {"size": (5,)}, {"std": (1, 0, 1)}, {"mean": (0, 0)}),
+        *({"crop": 0}, {"crop": 1.1}, {"interpolation": "cubic"}),
+    ],
 )
 def test_invalid_preprocessing_is_rejected(options: dict) -> None:
     (name,) = options
-    with pytest.raises(UserError, match=f"{name}="):
+    with pytest.raises(UserError, match=f"{name}(=| 'cubic'; did you mean 'bicubic')"):
         Preprocess(**{"size": (5, 5), "mean": MEAN, "std": STD} | options)
 
 

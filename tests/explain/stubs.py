@@ -169,7 +169,7 @@ def explanation(**changes: object) -> Explanation:
 class Page(HTMLParser):
     """An HTML document: checks that tags are closed in order, and collects tags and text."""
 
-    VOID = frozenset({"meta", "img", "br", "hr"})
+    VOID = frozenset({"meta", "img", "br", "hr", "input", "wbr"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -211,12 +211,15 @@ def check_self_contained(text: str) -> Page:
     assert not page.find("iframe")
     assert "@import" not in text
     assert "url(" not in text
+    anchors = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(anchors) == len(set(anchors))
     for tag, attrs in page.tags:
         for key, value in attrs.items():
             assert not key.startswith("on")
             if key in ("src", "href", "srcset", "data"):
                 assert value is not None
-                assert value.startswith("data:image/"), (tag, value[:80])
+                inside = key == "href" and value.removeprefix("#") in anchors
+                assert inside or value.startswith("data:image/"), (tag, value[:80])
     for img in page.find("img"):
         assert img["alt"]
     return page

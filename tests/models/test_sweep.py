@@ -20,6 +20,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 import visualtokens
+from visualtokens.errors import UserError
 
 # These differ from another model of their family only in width or depth, or are timm's networks in another
 # size; `make test-all` sweeps them, too.
@@ -54,9 +55,9 @@ def shallow(name: str, **options: Any) -> nn.Module:
     return build(name, **depth, **options)
 
 
-def on_meta(name: str) -> nn.Module:
+def on_meta(name: str, **options: Any) -> nn.Module:
     with torch.device("meta"):
-        return timm.create_model(name)
+        return timm.create_model(name, **options)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -239,3 +240,78 @@ def test_default_configuration(name: str) -> None:
     assert isinstance(modules[model.pretrained_cfg["first_conv"]], nn.Conv2d)
     assert modules[model.pretrained_cfg["classifier"]] is model.get_classifier()
     assert model.num_classes == model.pretrained_cfg["num_classes"]
+
+
+# img_size and set_input_size, as timm's vision transformers have them.
+
+
+@every_name
+def test_img_size_becomes_the_input_size(name: str) -> None:
+    model = on_meta(name, img_size=(64, 96)).eval()
+    assert timm.data.resolve_model_data_config(model)["input_size"] == (3, 64, 96)
+    assert model.default_cfg is model.pretrained_cfg
+    assert model(torch.empty(1, 3, 64, 96, device="meta")).shape == (1, model.num_classes)
+    features = on_meta(name, features_only=True, img_size=64)
+    assert features.pretrained_cfg["input_size"] == (3, 64, 64)
+    assert timm.get_pretrained_cfg(name).input_size not in [(3, 64, 96), (3, 64, 64)]
+
+
+@every_name
+def test_set_input_size(name: str) -> None:
+    """The weights of the resized model are those of a model built for the new size."""
+    model = shallow(name).eval()
+    swin = name.startswith("swin")  # its windows change with the size
+    with torch.inference_mode():
+        before = model(images(32, 64))
+        model.set_input_size(img_size=(32, 64), **(dict(window_size=7) if swin else {}))
+        after = model(images(32, 64))
+        assert swin or torch.allclose(after, before, atol=1e-5)
+        built = shallow(name, img_size=(32, 64)).eval()
+        built.load_state_dict(model.state_dict())
+        assert torch.allclose(built(images(32, 64)), after, atol=1e-6)
+        if (pool := model.pretrained_cfg["pool_size"]) and not swin:
+            assert pool == model.forward_features(images(32, 64)).shape[2:]
+    assert model.pretrained_cfg["input_size"] == (3, 32, 64)
+    model.set_input_size(img_size=48)
+    model.set_input_size(patch_size=None)
+    assert model.pretrained_cfg["input_size"] == (3, 48, 48)
+    assert torch.isfinite(model(images(48, 48, batch=1))).all()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    safetensors.torch.save(model.state_dict())  # needs contiguous weights
+
+
+@pytest.mark.parametrize("size", [0, (64, -1), (64,), (64, 64, 3), "64", 64.5, True])
+@pytest.mark.parametrize("name", ["paca_vit_nano", "deit_e318", "stvit_iso_64", "swin_iso_64", "vt_resnet18"])
+def test_sizes_that_do_not_work(name: str, size: object) -> None:
+    least = {"deit_e318": 16, "swin_iso_64": 32}.get(name, 1)
+    with pytest.raises(UserError, match=r"img_size=.*; give the side of a square image in pixels.*at least"):
+        on_meta(name, img_size=size)
+    model = on_meta(name)
+    with pytest.raises(UserError, match=f"img_size=.*or \\(height, width\\), at least {least} each"):
+        model.set_input_size(img_size=size)
+
+
+def test_smallest_sizes() -> None:
+    for name, least in {"deit_e318": 16, "swin_iso_64": 32, "stvit_iso_64": 1, "paca_vit_nano": 1}.items():
+        model = shallow(name, img_size=least).eval()
+        assert torch.isfinite(model(images(least, least))).all()
+        model.set_input_size(img_size=(least, 64))
+        assert torch.isfinite(model(images(least, 64))).all()
+        if least > 1:
+            with pytest.raises(UserError, match=f"img_size={least - 1}; .*at least {least} each"):
+                shallow(name, img_size=least - 1)
+
+
+@pytest.mark.parametrize("name", ["paca_vit_nano", "pvt_v2_b0_32", "stvit_iso_64", "vt_resnet18"])
+def test_models_without_patches_refuse_a_patch_size(name: str) -> None:
+    with pytest.raises(UserError, match=r"patch_size=8: the stem of .* leave patch_size out"):
+        on_meta(name).set_input_size(img_size=64, patch_size=8)
+
+
+@pytest.mark.parametrize(("name", "before"), [("deit_e318", 16), ("swin_iso_64", 4)])
+def test_patch_size_follows(name: str, before: int) -> None:
+    model = shallow(name).eval()
+    model.set_input_size(img_size=64, patch_size=before // 2)
+    assert model.patch_embed.patch_size == (before // 2, before // 2)
+    maps = model.forward_intermediates(images(64, 64), indices=[0], intermediates_only=True)
+    assert maps[0].shape[2:] == (128 // before, 128 // before)

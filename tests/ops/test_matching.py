@@ -1,4 +1,4 @@
-"""Bipartite merging against a loop over pairs, and what it must conserve."""
+"""Merging against loops over tokens, and what it must conserve."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from visualtokens.ops import bipartite_merge, ungroup
-from visualtokens.ops.matching import merge_count
+from visualtokens.ops import bipartite_merge, nearest_merge, ungroup
+from visualtokens.ops.matching import ROUND, merge_count
 
 from .helpers import EXAMPLES, assert_close, assert_same_leaves, compiled, layouts, rand, randint, randn
 
@@ -208,3 +208,63 @@ def test_compiles_to_one_graph() -> None:
 def test_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bipartite_merge(randn(1, 5, 3), **(dict(r=1) | options))
+
+
+# Merging by what each token costs to lose.
+
+
+def kept_and_assigned(metric: np.ndarray, w: np.ndarray, k: int) -> tuple[list[int], list[int]]:
+    """One image: drop the cheapest tokens round by round; the nearest kept token of each token."""
+    distance = np.linalg.norm(metric[:, None] - metric[None], axis=2)
+    kept = list(range(len(metric)))
+    while len(kept) > k:
+        cost = {}
+        nearest = {i: sorted((j for j in kept if j != i), key=lambda j, i=i: distance[i, j]) for i in kept}
+        first = {i: w[i] * distance[i, nearest[i][0]] for i in kept}
+        for i in kept:
+            blocked = first[i] > first[nearest[i][0]]
+            second = nearest[i][1:2]
+            cost[i] = first[i] if not blocked else (w[i] * distance[i, second[0]] if second else np.inf)
+        stay = max(k, len(kept) - max(1, int(len(kept) * ROUND)))
+        kept = sorted(sorted(kept, key=lambda i: -cost[i])[:stay])
+    nearest_kept = [int(np.argmin([distance[i, j] for j in kept])) for i in range(len(metric))]
+    return kept, [kept.index(i) if i in kept else nearest_kept[i] for i in range(len(metric))]
+
+
+@given(st.integers(1, 3), st.integers(2, 24), st.data())
+def test_nearest_merge_is_that_of_a_loop(b: int, n: int, data: st.DataObject) -> None:
+    k, seed = data.draw(st.integers(1, n)), data.draw(st.integers(0, 10_000))
+    x, metric = randn(b, n, 5, seed=seed, dtype=torch.float64), randn(b, n, 3, seed=seed + 1)
+    weights, size = rand(b, n, seed=seed + 2) + 0.1, randint(5, b, n, seed=seed + 3, low=1)
+    found = nearest_merge(x, k, metric=metric, weights=weights, size=size)
+    for image in range(b):
+        values, w = x[image].numpy(), weights[image].double().numpy()
+        kept, assigned = kept_and_assigned(metric[image].double().numpy(), w, k)
+        assert found.assignment[image].tolist() == assigned
+        for j in range(len(kept)):
+            members = [i for i in range(n) if assigned[i] == j]
+            mean = np.average(values[members], axis=0, weights=w[members])
+            length = np.average(np.linalg.norm(values[members], axis=1), weights=w[members])
+            expected = values[kept[j]] if k == n else mean / np.linalg.norm(mean) * length
+            assert_close(found.tokens[image, j], torch.from_numpy(expected), torch.float32)
+            assert found.size[image, j].item() == size[image][members].sum().item()
+
+
+def test_equal_tokens_merge_without_loss_and_significant_ones_stay() -> None:
+    distinct = randn(1, 6, 8)
+    x = distinct[:, [0, 1, 2, 3, 4, 5, 0, 2, 4]]  # three tokens twice
+    found = nearest_merge(x, 6)
+    assert_close(ungroup(found.tokens, found.assignment), x)
+    assert sorted(found.size[0].tolist()) == [1, 1, 1, 2, 2, 2]
+    significant = torch.full((1, 9), 1e-3)
+    significant[0, [3, 7]] = 1e6
+    few = nearest_merge(x, 2, weights=significant)
+    torch.testing.assert_close(few.tokens[0], x[0, [3, 7]], rtol=1e-4, atol=1e-4)
+
+
+def test_nearest_merge_compiles_and_needs_a_token() -> None:
+    x = randn(2, 12, 4)
+    expected = nearest_merge(x, 5)
+    assert_same_leaves(compiled(lambda: nearest_merge(x, 5))(), expected)
+    with pytest.raises(ValueError, match="k=0; at least one token must stay"):
+        nearest_merge(x, 0)

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from tests.reduce.helpers import SMALL, randn, small_vit
 from visualtokens.errors import UserError
+from visualtokens.grouping import record_groupings
 from visualtokens.reduce import Seen, reduce
 from visualtokens.reduce.trainable import (
     NAME,
@@ -142,6 +143,16 @@ def test_reduced_vit_has_the_preprocessing_of_its_base() -> None:
     assert model.pretrained_cfg["classifier"] == "head"
 
 
+def test_reduced_vit_for_another_image_size() -> None:
+    model = timm.create_model(NAME, base=BASE, keep=0.25, **(SMALL | dict(img_size=(16, 24)))).eval()
+    assert timm.data.resolve_model_data_config(model)["input_size"] == (3, 16, 24)
+    assert model.reduction.schedule.tokens(model.patch_embed.num_patches)[-1] == 6  # of 4×6 patches
+    model.set_input_size(img_size=32)
+    with torch.inference_mode(), record_groupings(model) as groupings:
+        model(randn(2, 3, 32, 32))
+    assert [grouping.tokens for grouping in groupings.values()][-1] == 16  # of 8×8
+
+
 def test_features_of_reduced_vit_have_every_patch() -> None:
     model = timm.create_model(NAME, base=BASE, keep=KEEP, features_only=True, **SMALL)
     assert [m.shape for m in model(IMAGES)] == [(3, 24, 8, 8)] * 3
@@ -154,6 +165,7 @@ def test_features_of_reduced_vit_have_every_patch() -> None:
         (dict(method="kmedoid"), "unknown method 'kmedoid'; did you mean 'kmedoids'"),
         (dict(method="soft"), "price=None with method='soft'"),
         (dict(method="merge", price=0.1), "price=0.1 with method='merge'"),
+        (dict(img_size=(32, 3)), r"img_size=\(32, 3\) is less than a patch; give at least 4"),
     ],
 )
 def test_wrong_options_of_reduced_vit_are_refused(options: dict[str, object], message: str) -> None:

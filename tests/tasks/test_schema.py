@@ -148,6 +148,9 @@ SEGMENT: list[tuple[str, Any]] = [
     *(("preprocess.size", value[1:] if isinstance(value, list) else value) for value in SIZE_VALUES),
     *(("preprocess.keep_ratio", value) for value in (None, 1, "yes")),
     *(("preprocess.longest", value) for value in ("x", 1, 64.5, 10**9)),
+    *(("label_colors", value) for value in (None, 3, "abc", [], [[1, 2, 3]] * 4, [1, 2, 3], ["#fff"] * 3)),
+    *(("label_colors", [[0, 0, 0], colour, [9, 9, 9]]) for colour in ([1, 2], [1, 2, 256], [1, 2, -1])),
+    *(("label_colors", [[0, 0, 0], colour, [9, 9, 9]]) for colour in ([1, 2.5, 3], [1, True, 3], None, {})),
     *(("model_args.head_args", value) for value in (3, "x", {"dim": "x"}, {"dim": -1}, {"dim": 10**9})),
 ]
 DETECT: list[tuple[str, Any]] = [

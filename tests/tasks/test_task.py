@@ -79,15 +79,16 @@ class Brighten(Task):
     score = "fit"
 
     def open(self, options: TaskOptions) -> BrightenTraining:
-        train_set, val_set = open_dataset(options.data, "train"), open_dataset(options.data, "val")
+        train_set = open_dataset(options.data, "train", **options.data_options)
+        val_set = open_dataset(options.data, "val", **options.data_options)
         return BrightenTraining(self, Linear(), train_set=train_set, val_set=val_set, preprocess=PREPROCESS)
 
     def build(self, config: Mapping[str, Any]) -> tuple[nn.Module, list[str], Preprocess]:
         _, classes, _ = self.described(config)
         return Linear(), classes, PREPROCESS
 
-    def open_data(self, data: str, split: Any, *, model: nn.Module) -> Any:
-        return open_dataset(data, split)
+    def open_data(self, checkpoint: Checkpoint, data: str, split: Any, /, **options: Any) -> Any:
+        return open_dataset(data, split, **options)
 
     def loader(self, dataset: Any, preprocess: Preprocess, loading: Loading) -> Any:
         return create_loader(dataset, preprocess, train=False, **vars(loading))
@@ -155,3 +156,7 @@ def test_require_classes_compares_names_and_order() -> None:
         UserError, match=r"data has 2 classes \(b, a\), but run was trained for 4 classes \(a, b, c, …\)"
     ):
         require_classes("data", ["b", "a"], "run", list("abcd"))
+    with pytest.raises(UserError, match="data has classes that run was not trained for: e, f; remove them"):
+        require_classes("data", ["f", "a", "e"], "run", list("abcd"))
+    with pytest.raises(UserError, match=r"data has 1 classes \(e\), but run was trained for 4 classes"):
+        require_classes("data", ["e"], "run", list("abcd"))

@@ -73,6 +73,29 @@ def test_value_out_of_range_is_refused(name: str, value: Any) -> None:
         ({"overwrite": True, "resume": True}, "overwrite and resume exclude each other"),
         ({"overwrite": True, "resume": "auto"}, "overwrite and resume exclude each other"),
         ({"resume": "never"}, "resume='never' must be true, false or auto"),
+        ({"init": "x", "pretrained": True}, "pretrained and init exclude each other; give one of them"),
+        (
+            {"init": "x", "model_args": {"init_from": "y"}},
+            "init and model_args.init_from exclude each other; give one of them",
+        ),
+        ({"model_args": {"pretrained": True}}, "model_args may not hold 'pretrained'; give --pretrained"),
+        ({"freeze": 2}, "freeze=2 would keep random weights; give --pretrained or --init as well"),
+        ({"probe": True}, "probe would keep random weights; give --pretrained or --init as well"),
+        ({"init": "x", "freeze": -1}, "freeze=-1 must be backbone or a number, at least 0"),
+        ({"init": "x", "freeze": "stem"}, "freeze=stem must be backbone or a number, at least 0"),
+        ({"init": "x", "freeze": 1, "probe": True}, "probe freezes the backbone; leave freeze=1 out"),
+        (
+            {"init": "x", "task": "segment", "probe": True},
+            "probe is for classification; with task=segment give --freeze backbone",
+        ),
+        (
+            {"init": "x", "probe": True, "layer_decay": 0.5},
+            "layer_decay=0.5 has no effect on a frozen backbone; leave it out",
+        ),
+        (
+            {"init": "x", "freeze": "backbone", "drop_path": 0.1},
+            "drop_path=0.1 has no effect on a frozen backbone; leave it out",
+        ),
         (
             {"drop_path": 0.1, "model_args": {"drop_path_rate": 0.1}},
             "drop_path and model_args.drop_path_rate are the same option",
@@ -99,3 +122,16 @@ def test_refuse_raises_for_given_options_only() -> None:
     config.refuse(["cutmix", "loss_args", "teacher"])
     with pytest.raises(UserError, match=r"mixup=0\.8 has no effect with task=classify; leave it out"):
         config.refuse(["cutmix", "mixup"])
+
+
+def test_weight_decay_of_a_linear_probe_is_0_unless_given() -> None:
+    assert (make().decay, make(pretrained=True, probe=True).decay) == (0.05, 0.0)
+    assert make(pretrained=True, probe=True, weight_decay=0.01).decay == 0.01
+    assert make().filled()["weight_decay"] == 0.05
+
+
+def test_frozen_layers() -> None:
+    assert make(init="x", freeze=0).frozen == 0
+    assert make(init="x", freeze="backbone").frozen == "backbone"
+    assert make(init="x", probe=True).frozen == "backbone"
+    assert make(model_args={"init_from": "resnet18"}, freeze=2).frozen == 2

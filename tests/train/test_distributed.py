@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -159,6 +160,8 @@ def test_killed_process_costs_only_the_steps_since_the_last_snapshot(config: Mak
     assert job.returncode == 0, err
     assert "resumed after step" in err
     assert out.count("saved in") == 1, "only the main process prints"
+    assert len(re.findall(r"^output  ", err, re.MULTILINE)) == 2, "once at the start, once after the restart"
+    assert len(re.findall(r"^epoch 4/4: loss ", err, re.MULTILINE)) == 1
     (state_a, average_a), (state_b, average_b) = last_state(whole), last_state(broken)
     assert state_b.step == 24
     assert same(average_a, average_b)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 
 from tests.train.helpers import Make, lines, same, signal_at, weights
-from visualtokens.checkpoint import load, save_checkpoint
+from visualtokens.checkpoint import save_checkpoint
 from visualtokens.errors import UserError
 from visualtokens.tasks.classify import ClassifyTraining
-from visualtokens.tasks.initialize import initialize_classifier
 from visualtokens.tasks.task import open_training
 from visualtokens.tasks.timm_models import build_model, preprocess_for, sized_args
 from visualtokens.train import train
@@ -36,43 +34,6 @@ def save(
         training={},
     )
     return str(folder)
-
-
-def test_init_loads_the_weights_of_another_run(config: Make, tmp_path: Path) -> None:
-    first = save(tmp_path / "first", "paca_vit_nano", classes=DIGITS)
-    assert same(dict(open_training(config(init=first)).model.state_dict()), weights(config(out=first)))
-
-
-def test_head_for_other_classes_is_reinitialized(config: Make, tmp_path: Path) -> None:
-    first = save(tmp_path / "first", "paca_vit_nano", classes=["cat", "dog"])
-    states = []
-    for init in (None, first):
-        torch.manual_seed(0)
-        states.append(open_training(config(init=init)).model.state_dict())
-    untrained, started = states
-    theirs = weights(config(out=first))
-    for name, weight in started.items():
-        source = untrained if name.startswith("head.") else theirs
-        assert torch.equal(weight, source[name]), name
-
-
-def test_position_embeddings_are_resampled(tmp_path: Path) -> None:
-    folder = save(tmp_path / "first", "vit_tiny_patch16_224", classes=["a", "b"], size=64, depth=1)
-    args = sized_args("vit_tiny_patch16_224", {"depth": 1}, size=96)
-    model = build_model("vit_tiny_patch16_224", classes=2, model_args=args)
-    initialize_classifier(model, load(folder), folder=folder, classes=["a", "b"], size=(96, 96))
-    old = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    assert old.pos_embed.shape[1] == 1 + 4 * 4
-    assert model.pos_embed.shape[1] == 1 + 6 * 6  # type: ignore[union-attr]
-    assert torch.equal(model.blocks[0].mlp.fc1.weight, old.blocks[0].mlp.fc1.weight)  # type: ignore[union-attr,index]
-
-
-@pytest.mark.parametrize("broken", ["paca_vit_b0_32", None])
-def test_init_weights_that_do_not_fit(config: Make, tmp_path: Path, broken: str | None) -> None:
-    folder = save(tmp_path / "first", broken, classes=DIGITS) if broken else str(tmp_path / "nowhere")
-    message = "do not fit the model: .* give the same --model" if broken else "init: .*does not exist"
-    with pytest.raises(UserError, match=message):
-        open_training(config(init=folder))
 
 
 def test_teacher_from_a_checkpoint_is_frozen(config: Make, tmp_path: Path) -> None:
@@ -110,7 +71,10 @@ def test_unusable_teachers_are_refused(config: Make, tmp_path: Path) -> None:
     for teacher, message in (
         (others, "was trained for other classes than those of the data"),
         ("resnet_18", "unknown teacher 'resnet_18'; did you mean 'resnet"),
-        ("paca_vit_nano", "teacher 'paca_vit_nano': timm cannot fetch its weights"),
+        (
+            "paca_vit_nano",
+            "teacher: the weights of 'paca_vit_nano' do not exist in timm; give others: --teacher",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             open_training(config(teacher=teacher))

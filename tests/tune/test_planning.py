@@ -16,14 +16,13 @@ from visualtokens.bench import Spread, count_macs
 from visualtokens.errors import UserError
 from visualtokens.reduce import METHODS, reduce
 from visualtokens.tune import planning
+from visualtokens.tune.calibration import plain_copy
 from visualtokens.tune.planning import (
     Measurement,
     Rung,
     Speedometer,
     climb,
-    constant_ratio,
     ladder,
-    plain_copy,
     plan,
 )
 
@@ -49,10 +48,14 @@ def test_cost_of_a_rung_is_that_of_the_running_model() -> None:
 
 
 def test_steps_between_rungs_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a fifth and all of the cost, every budget is met to within 6 %."""
+    """Between a fifth and all of the cost, every budget is met to within 6 %.
+
+    The first step is larger: the last block keeps no patch, which changes nothing that the head reads.
+    """
     monkeypatch.undo()
     rungs = ladder(small_vit(), "power_bert", size=SIZE)
-    for before, rung in pairwise(rungs):
+    assert rungs[1].keep[-1] == 0
+    for before, rung in pairwise(rungs[1:]):
         if rung.macs > 0.2 * rungs[0].macs:
             assert rung.macs > 0.94 * before.macs
 
@@ -60,11 +63,6 @@ def test_steps_between_rungs_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heads_that_read_patches_keep_one() -> None:
     model = small_vit("vit_tiny_patch16_224", global_pool="avg", class_token=False)
     assert ladder(model, "merge", size=SIZE)[-1].keep == (1, 1, 1, 1)
-
-
-def test_constant_ratio() -> None:
-    assert constant_ratio(0.125, 4, 64, first=1) == (64, 32, 16, 8)
-    assert constant_ratio(0.0, 3, 64, fewest=1) == (1, 1, 1)
 
 
 def test_plain_copy_shares_only_the_weights() -> None:

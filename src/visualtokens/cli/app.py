@@ -18,13 +18,16 @@ from visualtokens.errors import UserError, unknown
 VERBS = {
     "train": "Train a model for classification, segmentation or detection.",
     "eval": "Evaluate a checkpoint on a dataset.",
-    "predict": "Print, and draw, what a checkpoint predicts for your images.",
+    "predict": "Print, save or draw what a checkpoint predicts for your images.",
     "explain": "Show which regions of an image determine a checkpoint's prediction.",
     "models": "List the models of this library with their sizes.",
+    "data": "Check a dataset before training: splits, classes, sizes and bad files.",
     "bench": "Compare the speed and memory of models on this machine.",
     "reduce": "Make a vision transformer faster by reducing its tokens, and measure what that costs.",
     "papers": "Show the published figures of the papers beside those of this library.",
     "demo": "Train, evaluate and explain a small model on real digits, and write a report.",
+    "completion": "Print a script that completes commands in bash, zsh or fish.",
+    "help": "Show this list, or the options of a verb.",
 }
 
 USAGE = """usage: vtok VERB [options]
@@ -33,7 +36,7 @@ Vision transformers that see an image as a few meaningful tokens.
 
 {verbs}
 
-`vtok VERB --help` describes a verb, `vtok --version` prints the version.
+`vtok VERB --help` or `vtok help VERB` describes a verb, `vtok --version` prints the version.
 Start here:
   vtok demo --out demo
 """
@@ -66,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
-        terminal.write(_usage())
+        terminal.write(usage())
         return 0
     if name == "--version":
         terminal.write(f"visualtokens {visualtokens.__version__}\n")
@@ -84,7 +87,8 @@ def _run(name: str, arguments: list[str]) -> int:
         config, as_json = parse(name, VERBS[name], verb, arguments)
     except SystemExit as finished:  # after --help or --print_config
         return int(finished.code or 0)
-    visualtokens.register_models()
+    if not verb.light:
+        visualtokens.register_models()
     with terminal.log_to_stderr():
         result = verb.run(config)
         if isinstance(result, Stream):
@@ -115,6 +119,7 @@ def _unforeseen(error: Exception) -> str:
     return f"{type(error).__name__}{text and f': {text}'} (VTOK_DEBUG=1 shows the traceback)"
 
 
-def _usage() -> str:
+def usage() -> str:
+    """Return the list of verbs."""
     width = max(map(len, VERBS))
     return USAGE.format(verbs="\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in VERBS.items()))

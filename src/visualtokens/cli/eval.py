@@ -5,27 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from visualtokens.cli.output import unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import log_header, unreadable_as_json, warn_unreadable
 from visualtokens.cli.verb import Result, Verb, options_of_task
+from visualtokens.progress import count
+from visualtokens.tasks.options import DataOptions
 
 # The other options depend on the task.
-COMMON = ("checkpoint", "data", "split", "batch", "size", "workers", "device")
+COMMON = ("checkpoint", "data", "val_share", "data_args", "split", "batch", "size", "workers", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(DataOptions):
     """Evaluate a checkpoint on a dataset, by the metrics of its task."""
 
     checkpoint: str
     """Checkpoint folder that `vtok train --out` wrote."""
 
     data: str
-    """Images to evaluate on: digits, digit_scenes, folder:PATH or npz:FILE. For segmentation digit_scenes,
-    masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes or
-    coco:PATH."""
+    """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE, wds:PATH or
+    hfds:NAME. For segmentation digit_scenes, masks:PATH, camvid:PATH, cityscapes:PATH, voc:PATH, pets:PATH,
+    ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes, coco:PATH, yolo:PATH, voc:PATH,
+    instances:PATH or pennfudan:PATH."""
 
-    split: Literal["train", "val"] = "val"
-    """Split of the data."""
+    split: Literal["train", "val", "test"] = "val"
+    """Split of the data: train, val or test."""
 
     batch: int | None = None
     """Images per step; by default 64, for segmentation 16, for detection 4."""
@@ -59,10 +62,17 @@ def run(config: EvalConfig) -> Result:
     options = options_of_task(config, task, common=COMMON, own=task.eval_options)
     if config.size is not None:
         checkpoint = task.resize(checkpoint, config.size)
-    dataset = task.open_data(config.data, config.split, model=checkpoint.model)
+    dataset = task.open_data(checkpoint, config.data, config.split, **config.data_options)
     require_classes(config.data, dataset.classes, config.checkpoint, classes)
     loading = Loading(batch=task.eval_batch if config.batch is None else config.batch, workers=config.workers)
     batches = task.loader(dataset, checkpoint.preprocess, loading)
+    images = count(len(dataset), "image")
+    log_header(
+        config.checkpoint,
+        checkpoint,
+        data=f"{config.data}, split {config.split}, {images}",
+        workers=config.workers,
+    )
     evaluation = task.evaluate(checkpoint, batches, **options)
     warn_unreadable(evaluation.unreadable)
     document = {
@@ -75,4 +85,10 @@ def run(config: EvalConfig) -> Result:
     return Result(evaluation.text(classes), document)
 
 
-VERB = Verb(config=EvalConfig, run=run, example="vtok eval --checkpoint run/ --data digits")
+GROUPS = {
+    "model": ("checkpoint",),
+    "data": ("data", "split", "size"),
+    "inference, for segmentation": ("scales", "flip", "window"),
+    "hardware and speed": ("device", "batch", "workers"),
+}
+VERB = Verb(config=EvalConfig, run=run, example="vtok eval --checkpoint run/ --data digits", groups=GROUPS)

@@ -7,16 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
+from visualtokens.cli.output import (
+    checkpoint_files,
+    log_header,
+    refuse_overwriting,
+    unreadable_as_json,
+    warn_unreadable,
+)
 from visualtokens.cli.terminal import write_error
 from visualtokens.cli.verb import Failure, Result, Verb
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import write_atomically
+from visualtokens.progress import count, one_image, track
 from visualtokens.tables import printable, table
+from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage, ImageDataset
-    from visualtokens.explain import Explanation, FaithfulnessEvaluator, Gallery, Score
+    from visualtokens.explain import Explanation, FaithfulnessEvaluator, Gallery, Origin, Score
     from visualtokens.tasks import Checkpoint
 
 
@@ -24,7 +32,7 @@ PAGE = "explanation.html"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainConfig:
+class ExplainConfig(DataOptions):
     """Show which regions of an image determine a checkpoint's prediction."""
 
     image: str = ""
@@ -60,10 +68,10 @@ class ExplainConfig:
     """Measure on --data how faithful the maps are, compared with other methods."""
 
     data: str = ""
-    """Images for --faithfulness: digits, digit_scenes, folder:PATH or npz:FILE."""
+    """Images for --faithfulness: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE or npz:FILE."""
 
-    split: Literal["train", "val"] = "val"
-    """Split of the data."""
+    split: Literal["train", "val", "test"] = "val"
+    """Split of the data: train, val or test."""
 
     masks: str = ""
     """Folder of foreground masks with the names of the images of --data, for localization metrics:
@@ -138,6 +146,18 @@ def _options(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) 
     )
 
 
+def _origin(config: ExplainConfig, checkpoint: Checkpoint) -> Origin:
+    """Return the footer of a page: the model, the name of the checkpoint's folder, and the current date."""
+    from datetime import date
+
+    from visualtokens.explain import Origin
+    from visualtokens.train.folder import BEST
+
+    folder = Path(config.checkpoint).resolve()
+    name = f"{folder.parent.name}/{folder.name}" if folder.name == BEST else folder.name
+    return Origin(model=checkpoint.config["architecture"], checkpoint=name, date=date.today())
+
+
 def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
     from visualtokens.data import read_image
     from visualtokens.explain import explain
@@ -149,7 +169,7 @@ def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | 
         **_options(config, checkpoint, target),
         truth=class_of(Path(config.image), checkpoint.classes),
     )
-    saved = explanation.save(config.save or PAGE)
+    saved = explanation.save(config.save or PAGE, origin=_origin(config, checkpoint))
     document = {
         "image": config.image,
         "predicted": checkpoint.classes[explanation.predicted],
@@ -195,11 +215,14 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
         raise UserError("--faithfulness needs images to measure on; give --data")
     if config.images < 1:
         raise UserError(f"images={config.images} must be at least 1")
-    dataset = open_dataset(config.data, config.split)
+    dataset = open_dataset(config.data, config.split, **config.data_options)
     refuse_overwriting([save], _measured_files(config, dataset))
     setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
     methods = config.methods or list(METHODS)
     evaluator = FaithfulnessEvaluator(checkpoint.model, setting, methods=methods, steps=config.steps)
+    images = count(min(config.images, len(dataset)), "image")
+    data = f"{config.data}, split {config.split}, {images}"
+    log_header(config.checkpoint, checkpoint, data=data, out=str(save))
     unreadable: list[BadImage] = []
     found = gather(_scores(config, dataset, evaluator, unreadable))
     warn_unreadable(unreadable)
@@ -234,14 +257,13 @@ def _scores(
     config: ExplainConfig, dataset: ImageDataset, evaluator: FaithfulnessEvaluator, unreadable: list[BadImage]
 ) -> Iterator[dict[str, Score]]:
     import numpy as np
-    from tqdm import tqdm
 
     from visualtokens.data import BadImage
     from visualtokens.explain.faithfulness import find_mask, read_foreground
 
     preprocess = evaluator.setting.preprocess
     chosen = np.linspace(0, len(dataset) - 1, min(config.images, len(dataset))).round().astype(int)
-    for index in tqdm(chosen.tolist(), desc="evaluate", unit="image", leave=False, disable=None):
+    for index in track(chosen.tolist(), "evaluate", unit="images", images=one_image):
         try:
             image, _ = dataset[index]
             mask = None
@@ -254,8 +276,9 @@ def _scores(
 
 
 def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
-    """Explain a folder on one page. Files that cannot be explained are listed; the exit code is then 1.
+    """Explain a folder on one page. Images that cannot be explained are listed; the exit code is then 1.
 
+    Files that are no images, such as notes or an earlier page, are ignored.
     SIGINT and SIGTERM stop after the current image; the page shows those before it.
     """
     from visualtokens.explain import explain_folder
@@ -264,6 +287,7 @@ def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int |
     save = config.save or PAGE
     if not save.endswith(".html"):  # checked before the work
         raise UserError(f"a folder is explained on one page; end --save {config.save!r} in .html")
+    log_header(config.checkpoint, checkpoint, data=config.image, out=save)
     with catch_signals() as stop:
         gallery = explain_folder(
             checkpoint.model,
@@ -271,7 +295,7 @@ def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int |
             **_options(config, checkpoint, target),
             stop=stop.__bool__,
         )
-    saved = gallery.write(save)
+    saved = gallery.write(save, origin=_origin(config, checkpoint))
     warn_unreadable(gallery.refused)
     document = {"folder": config.image, **gallery.to_dict(), "saved": str(saved)}
     code = 1 if gallery.refused else 0
@@ -289,13 +313,22 @@ def _folder_text(gallery: Gallery, saved: str) -> str:
     head = table(
         rows, header=("image", "probability", "class", "importance of its top cluster"), right=(1, 3)
     )
-    left_out = f", {len(gallery.refused)} files left out" if gallery.refused else ""
-    return f"{head}\n\n{len(rows)} images explained{left_out}; saved as {printable(saved)}"
+    left_out = f", {count(len(gallery.refused), 'image')} left out" if gallery.refused else ""
+    ignored = f", {count(len(gallery.ignored), 'other file')} ignored" if gallery.ignored else ""
+    explained = f"{count(len(rows), 'image')} explained"
+    return f"{head}\n\n{explained}{left_out}{ignored}; saved as {printable(saved)}"
 
 
+GROUPS = {
+    "images and model": ("image", "checkpoint", "size"),
+    "explanation": ("target", "layer", "of", "top", "save"),
+    "faithfulness": ("faithfulness", "data", "split", "images", "masks", "methods", "steps"),
+    "hardware and speed": ("device", "batch"),
+}
 VERB = Verb(
     config=ExplainConfig,
     run=run,
+    groups=GROUPS,
     example="vtok explain photo.jpg --checkpoint run/ --save out.html",
     positional="image",
 )

@@ -1,4 +1,4 @@
-"""What several verbs share: the list of unreadable images, and the protection of input files."""
+"""What several verbs share: the header, the list of unreadable images, the protection of input files."""
 
 from __future__ import annotations
 
@@ -12,20 +12,40 @@ from visualtokens.files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage
+    from visualtokens.tasks import Checkpoint
 
 logger = logging.getLogger(__name__)
 SHOWN = 20
 
 
-def warn_unreadable(unreadable: Sequence[BadImage]) -> None:
-    """List the unreadable images on stderr."""
+def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int = 0, out: str = "") -> None:
+    """Log what a verb is about to do with a checkpoint, unless stderr is a terminal."""
+    from visualtokens.progress import count, hardware, header, model_name, parameters
+
+    model = checkpoint.model
+    size = checkpoint.task.input_size(model, checkpoint.preprocess)
+    named = model_name(checkpoint.config["architecture"], checkpoint.config.get("model_args", {}))
+    rows = {
+        "model": f"{named} of {folder}, {parameters(model)}, input {size}",
+        "task": f"{checkpoint.task.name}, {count(len(checkpoint.classes), 'class', 'classes')}",
+        "data": data,
+        "device": hardware(next(model.parameters()).device, workers=workers),
+    }
+    header(rows | ({"output": out} if out else {}))
+
+
+def warn_unreadable(
+    unreadable: Sequence[BadImage], *, total: int | None = None, listed: str = "--json lists all"
+) -> None:
+    """List the unreadable images on stderr: the first of ``total``, by default of those that are given."""
     if not unreadable:
         return
-    logger.warning("could not be read (%d):", len(unreadable))
+    total = len(unreadable) if total is None else total
+    logger.warning("could not be read (%d):", total)
     for bad in unreadable[:SHOWN]:
         logger.warning("  %s: %s", bad.path, bad.reason)
-    if len(unreadable) > SHOWN:
-        logger.warning("  and %d more; --json lists all", len(unreadable) - SHOWN)
+    if total > SHOWN:
+        logger.warning("  and %d more; %s", total - SHOWN, listed)
 
 
 def unreadable_as_json(unreadable: Sequence[BadImage]) -> list[dict[str, str]]:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from visualtokens.cli.bench import parse_size
 from visualtokens.cli.output import checkpoint_files, refuse_overwriting, unreadable_as_json, warn_unreadable
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.verb import Failure, Result, Verb, data_arguments
 from visualtokens.errors import UserError, unknown
+from visualtokens.progress import count, hardware, header, parameters
+from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from visualtokens.data import BadImage, ImageDataset, Preprocess
+    from visualtokens.data import ImageDataset, Preprocess
     from visualtokens.tune.planning import Plan
     from visualtokens.tune.tradeoff import Tradeoff
 
+CALIBRATION = 64  # photos
 SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds, for the curve
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReduceConfig:
+class ReduceConfig(DataOptions):
     """Make a vision transformer faster by reducing its tokens, and measure what that costs."""
 
     model: str
@@ -33,13 +36,13 @@ class ReduceConfig:
     weights: str | None = None
     """Weights of a named model: a .safetensors or .pth file, or pretrained to fetch timm's; else random."""
 
-    method: str = "weighted_kmedoids"
-    """Reduction method: kmeans, weighted_kmeans, kmedoids, weighted_kmedoids, power_bert, importance,
-    random, merge or conv."""
+    method: str = "weighted_merge"
+    """Reduction method: weighted_merge, merge, kmeans, weighted_kmeans, kmedoids, weighted_kmedoids,
+    power_bert, importance, random or conv."""
 
     keep: str | float | int | None = None
     """Tokens to keep: the share after the last block (0.5), the number to drop per block (-13), a published
-    schedule (deit_small/3), or one number per block (196,150,120,…)."""
+    schedule (deit_small/3), a saved plan (plan.json), or one number per block (196,150,120,…)."""
 
     macs: float | None = None
     """Budget: maximum multiply-adds per image; values up to 1 are a share of the whole model's."""
@@ -50,12 +53,19 @@ class ReduceConfig:
     latency: float | None = None
     """Budget: maximum milliseconds per batch, by default of one image."""
 
-    data: str | None = None
-    """Images to evaluate on: digits, digit_scenes, folder:PATH, npz:FILE. Reports the accuracy if their
-    classes are those of the model, else the agreement with the whole model."""
+    calibrate: str | None = None
+    """For a budget: folder of photos, without labels, by which the blocks to drop tokens in are chosen. 64 of
+    them are used; a ViT-B takes minutes."""
 
-    split: Literal["train", "val"] = "val"
-    """Split of the data."""
+    plan: str | None = None
+    """For a budget: file for the schedule, plan.json for example, which --keep plan.json takes."""
+
+    data: str | None = None
+    """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE. Reports the
+    accuracy if their classes are those of the model, else the agreement with the whole model."""
+
+    split: Literal["train", "val", "test"] = "val"
+    """Split of the data: train, val or test."""
 
     images: int = 256
     """Number of images to evaluate on, evenly spaced; 0 takes all."""
@@ -79,7 +89,8 @@ class ReduceConfig:
     """For --search: weight of the number of tokens in the loss; a higher one keeps fewer."""
 
     out: str | None = None
-    """For --search: output folder. The same command resumes an interrupted search."""
+    """Output folder for the reduced model, which predict, eval, explain and timm can load; needs --keep or a
+    budget. For --search: folder of the search; the same command resumes an interrupted one."""
 
     search_epochs: int = 30
     """For --search: epochs of soft extraction."""
@@ -98,6 +109,9 @@ def run(config: ReduceConfig) -> Result:
     if config.method not in METHODS:
         raise unknown("method", config.method, METHODS)
     budgets = [n for n in ("keep", "macs", "speedup", "latency") if getattr(config, n) is not None]
+    for name in ("calibrate", "plan"):
+        if getattr(config, name) is not None and budgets in ([], ["keep"]):
+            raise UserError(f"--{name} needs a budget; give --macs, --speedup or --latency")
     if len(budgets) > 1 or (budgets and config.search):
         conflicting = [*budgets, *(["search"] if config.search else [])]
         raise UserError(f"--{' and --'.join(conflicting)} exclude each other; give one of them")
@@ -106,20 +120,33 @@ def run(config: ReduceConfig) -> Result:
 
 def _measure(config: ReduceConfig) -> Result:
     from visualtokens.data import open_dataset
+    from visualtokens.tune.inputs import open_model, read_photos, sample_images, save_reduced
     from visualtokens.tune.tradeoff import spread_schedules, tradeoff
 
-    dataset = None if config.data is None else open_dataset(config.data, config.split)
+    if config.data is None and config.data_options:
+        raise UserError(f"{next(iter(config.data_options))} has no effect without --data; leave it out")
+    dataset = None
+    if config.data is not None:
+        dataset = open_dataset(config.data, config.split, **config.data_options)
     if config.save is not None:
         refuse_overwriting([Path(config.save)], _input_files(config, dataset))
-    model, classes, preprocess = _open(config)
+    _check_out(config)
+    size = None if config.size is None else parse_size(config.size)
+    opened = open_model(config.model, weights=config.weights, size=size)
+    model, classes, preprocess = opened.model, opened.classes, opened.preprocess
     size = preprocess.size
     batch = config.batch or (1 if config.latency is not None else 8)
-    images, labels, bad = _images(
+    _log_header(config, model, preprocess, dataset)
+    images, labels, bad = sample_images(
         dataset, preprocess, classes, count=getattr(model, "num_classes", 0), limit=config.images
     )
     warn_unreadable(bad)
     method: Any = config.method
-    name, keep, plan = _requested(config, model, size=size, batch=batch)
+    photos = None
+    if config.calibrate is not None:
+        photos, unread = read_photos(config.calibrate, preprocess, limit=CALIBRATION)
+        warn_unreadable(unread)
+    name, keep, plan = _requested(config, model, size=size, batch=batch, photos=photos)
     schedules: dict[str, Any] = {} if keep is None else {name: keep}
     schedules |= spread_schedules(model, method, size=size, shares=SHARES)
     found = tradeoff(
@@ -133,6 +160,10 @@ def _measure(config: ReduceConfig) -> Result:
         rounds=config.rounds,
     )
     saved = None if config.save is None else str(found.save(config.save))
+    if config.plan is not None and plan is not None:
+        plan.save(config.plan)
+    if config.out is not None:
+        save_reduced(config.out, opened, method=method, keep=found.rows[1].keep)
     document = {
         "model": config.model,
         "keep": None if keep is None else list(found.rows[1].keep),
@@ -140,12 +171,26 @@ def _measure(config: ReduceConfig) -> Result:
         "tradeoff": found.to_dict(),
         "unreadable": unreadable_as_json(bad),
         "saved": saved,
+        "out": config.out,
     }
     return Result(_text(config, found, chosen=keep is not None, saved=saved), document)
 
 
+def _log_header(
+    config: ReduceConfig, model: nn.Module, preprocess: Preprocess, dataset: ImageDataset | None
+) -> None:
+    """Log what is measured, unless stderr is a terminal."""
+    size = f"{preprocess.size[0]}×{preprocess.size[1]}"
+    rows = {"model": f"{config.model}, {parameters(model)}, input {size}", "method": config.method}
+    if dataset is not None:
+        number = min(config.images or len(dataset), len(dataset))
+        classes = count(len(dataset.classes), "class", "classes")
+        rows["data"] = f"{config.data}, split {config.split}, {count(number, 'image')}, {classes}"
+    header(rows | {"device": hardware(next(model.parameters()).device)})
+
+
 def _requested(
-    config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int
+    config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int, photos: Tensor | None
 ) -> tuple[str, Any, Plan | None]:
     """Return the requested schedule: its name in the table, the schedule, and the plan of a budget."""
     from visualtokens.tune.planning import plan
@@ -154,7 +199,7 @@ def _requested(
         return f"keep {config.keep}"[:24], parse_keep(config.keep), None
     method: Any = config.method
     if config.macs is not None:
-        found = plan(model, macs=config.macs, method=method, size=size)
+        found = plan(model, macs=config.macs, images=photos, method=method, size=size)
         return f"macs {config.macs:g}", found.keep, found
     if config.speedup is None and config.latency is None:
         return "", None, None
@@ -162,6 +207,7 @@ def _requested(
         model,
         speedup=config.speedup,
         latency_ms=config.latency,
+        images=photos,
         method=method,
         size=size,
         batch=batch,
@@ -174,7 +220,7 @@ def _requested(
 
 def parse_keep(keep: str | float | int) -> Any:
     """Return the ``keep`` argument of ``reduce`` from a command-line value."""
-    if not isinstance(keep, str) or "/" in keep:
+    if not isinstance(keep, str) or "/" in keep or keep.endswith(".json"):
         return keep
     try:
         numbers = [float(part) if "." in part else int(part) for part in keep.split(",")]
@@ -185,52 +231,15 @@ def parse_keep(keep: str | float | int) -> Any:
     return numbers if "," in keep else numbers[0]
 
 
-def _open(config: ReduceConfig) -> tuple[nn.Module, list[str] | None, Preprocess]:
-    """Return the model, its class names if known, and its preprocessing."""
-    from visualtokens.checkpoint import load_checkpoint
-    from visualtokens.reduce.blocks import check_reducible, transformer
-    from visualtokens.tasks.timm_models import preprocess_for
-
-    classes: list[str] | None = None
-    wanted = None if config.size is None else parse_size(config.size)
-    if Path(config.model).exists():
-        if config.weights is not None:
-            raise UserError(f"{config.model!r} has weights of its own; leave --weights out")
-        checkpoint = load_checkpoint(config.model)
-        model, classes, preprocess = checkpoint.model, checkpoint.classes, checkpoint.preprocess
-    else:
-        model = _named(config.model, config.weights, wanted)
-        preprocess = preprocess_for(model)
-    vit: Any = transformer(model)
-    check_reducible(vit)
-    if "reduction" in vit.__dict__:
-        raise UserError(f"{config.model!r} is already reduced; give a checkpoint of the whole model")
-    if wanted is not None and wanted != tuple(vit.patch_embed.img_size):
-        vit.set_input_size(img_size=wanted)
-    return model.eval(), classes, replace(preprocess, size=tuple(vit.patch_embed.img_size))
-
-
-def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.Module:
-    """Return a timm model."""
-    import timm
-
-    from visualtokens.converters import convert
-    from visualtokens.files import one_line
-
-    if not timm.is_model(name):
-        raise unknown("model (or checkpoint folder)", name, timm.list_models())
-    sized = {} if size is None else {"img_size": size}
-    if weights is None or weights == "pretrained":
-        return timm.create_model(name, pretrained=weights is not None, **sized)
-    if not Path(weights).is_file():
-        raise UserError(f"weights {weights!r} is not a file; give a .safetensors or .pth file, or pretrained")
-    found = convert(weights, name)
-    model = timm.create_model(name, num_classes=found.classes, **sized)
-    try:
-        model.load_state_dict(found.state_dict)
-    except RuntimeError as error:
-        raise UserError(f"{weights} does not fit {name!r} (is --size right?): {one_line(error)}") from error
-    return model
+def _check_out(config: ReduceConfig) -> None:
+    """Refuse an output folder without a schedule to save, or with something else in it."""
+    if config.out is None:
+        return
+    if all(getattr(config, name) is None for name in ("keep", "macs", "speedup", "latency")):
+        raise UserError(f"--out {config.out}: nothing to save; give --keep, --macs, --speedup or --latency")
+    out = Path(config.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{config.out!r} exists already; give an --out that does not exist, or remove it")
 
 
 def _input_files(config: ReduceConfig, dataset: ImageDataset | None) -> Iterator[str | Path]:
@@ -242,38 +251,6 @@ def _input_files(config: ReduceConfig, dataset: ImageDataset | None) -> Iterator
         yield from map(dataset.path, range(len(dataset)))
 
 
-def _images(
-    dataset: ImageDataset | None,
-    preprocess: Preprocess,
-    classes: list[str] | None,
-    *,
-    count: int,
-    limit: int,
-) -> tuple[Tensor | None, Tensor | None, list[BadImage]]:
-    """Return images ``(B, 3, H, W)``, labels ``(B,)`` if the classes match, and unreadable images."""
-    import torch
-
-    from visualtokens.data import BadImage
-
-    if dataset is None:
-        return None, None, []
-    wanted = min(limit or len(dataset), len(dataset))
-    images, labels, bad = [], [], []
-    for i in range(wanted):
-        try:
-            image, label = dataset[i * len(dataset) // wanted]
-        except BadImage as error:
-            bad.append(error)
-            continue
-        images.append(preprocess(image))
-        labels.append(label)
-    if not images:
-        raise UserError(f"none of the {wanted} images of --data could be read; the first: {bad[0]}")
-    # Only the number of classes of a timm model is known.
-    same = dataset.classes == classes if classes is not None else len(dataset.classes) == count
-    return torch.stack(images), torch.tensor(labels) if same else None, bad
-
-
 def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | None) -> str:
     lines = [found.table()]
     if config.weights is None and not Path(config.model).exists():
@@ -283,6 +260,8 @@ def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | N
         lines += ["", f"{found.rows[1].name}: visualtokens.reduce(model, {config.method!r}, keep={keep})"]
     if saved:
         lines += ["", f"curve saved as {saved}"]
+    if config.out is not None:
+        lines += ["", f"saved in {config.out}; try: vtok predict photo.jpg --checkpoint {quote(config.out)}"]
     return "\n".join(lines)
 
 
@@ -298,13 +277,14 @@ def _search(config: ReduceConfig) -> Result:
     if not Path(config.model).exists():
         raise UserError(f"--search starts from a checkpoint folder, and {config.model!r} does not exist")
     out, data, price = str(config.out), str(config.data), float(config.lambda_ or 0)
+    options = config.train | ({"data_args": config.data_options} if config.data_options else {})
     try:
         found = search(
             config.model,
             data=data,
             out=out,
             price=price,
-            options=config.train | {"epochs": config.search_epochs},
+            options=options | {"epochs": config.search_epochs},
         )
         tuned = finetune(
             found.start,
@@ -312,7 +292,7 @@ def _search(config: ReduceConfig) -> Result:
             out=Path(out) / config.method,
             method=config.method,
             keep=found.keep,
-            options=config.train | {"epochs": config.epochs},
+            options=options | {"epochs": config.epochs},
         )
     except Interrupted as stop:
         return Result(str(stop), {"signal": stop.signal}, code=128 + stop.signal)
@@ -326,7 +306,7 @@ def _search(config: ReduceConfig) -> Result:
         f"{cost / 1e9:.3f} GMACs, {cost / whole:.0%} of the whole model's\n"
         f"accuracy {found.soft.accuracy or 0:.1%} with soft extraction, "
         f"{tuned.accuracy or 0:.1%} with {config.method} after fine-tuning\n"
-        f"saved in {tuned.out}; try: vtok eval --checkpoint {quote(tuned.out)} --data {quote(data)}"
+        f"saved in {tuned.out}; try: vtok eval --checkpoint {quote(tuned.out)} {data_arguments(data, config)}"
     )
     document = {
         "lambda": price,
@@ -342,9 +322,17 @@ def _search(config: ReduceConfig) -> Result:
     return Result(text, document, silent=not tuned.is_main)
 
 
+GROUPS = {
+    "model": ("model", "weights", "size"),
+    "reduction, by one of keep, macs, speedup and latency": ("method", "keep", "macs", "speedup", "latency"),
+    "data": ("data", "split", "images"),
+    "measurement": ("batch", "rounds", "save"),
+    "search for a schedule": ("search", "lambda_", "out", "search_epochs", "epochs", "train"),
+}
 VERB = Verb(
     config=ReduceConfig,
     run=run,
+    groups=GROUPS,
     example="vtok reduce deit_small_patch16_224 --speedup 2 --data folder:photos --save curve.png",
     positional="model",
 )

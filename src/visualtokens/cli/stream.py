@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from visualtokens.cli.output import unreadable_as_json, warn_unreadable
-from visualtokens.cli.terminal import to_json, write, write_error
-from visualtokens.cli.verb import Stream
+from visualtokens.cli.terminal import to_json, write, write_bytes, write_error
+from visualtokens.cli.verb import Predicted, Stream
+from visualtokens.errors import UserError
+from visualtokens.progress import one_image, track
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from visualtokens.data import BadImage
 
 
-def for_each_image(
-    paths: Sequence[str], describe: Callable[[Image.Image, str, str], tuple[str, dict[str, Any]]]
-) -> Stream:
-    """Return the text and the document that ``describe(image, path, name)`` gives for every image.
-
-    ``name`` is unique, for output files. Unreadable images do not stop the others.
-    """
-    from visualtokens.data import BadImage, read_image
-
-    def result(path: str, name: str) -> tuple[str, dict[str, Any]] | BadImage:
-        try:
-            image = read_image(path)
-        except BadImage as bad:
-            return BadImage(bad.path, bad.reason)  # without the traceback, which holds the decoded pixels
-        text, document = describe(image, path, name)
-        return text, {"image": path, **document}
-
-    return Stream((result(*pair) for pair in zip(paths, unique_names(paths), strict=True)), len(paths))
-
-
-def unique_names(images: Sequence[str]) -> Iterator[str]:
+def unique_names(images: Iterable[str]) -> Iterator[str]:
     """Yield the file name of each image without its suffix, numbered where it repeats."""
     counts: dict[str, int] = {}
     for path in images:
@@ -49,27 +29,36 @@ def unique_names(images: Sequence[str]) -> Iterator[str]:
         yield name
 
 
+def track_images(
+    results: Iterable[Predicted | BadImage], total: int, *, shown: bool | None = None
+) -> Iterator[Predicted | BadImage]:
+    """Yield the results of ``total`` images and report the progress over them."""
+    shown = shown if total > 1 else False  # a bar for a single image would only flicker
+    return track(results, "predict", total=total, unit="images", images=one_image, shown=shown)
+
+
 def print_stream(stream: Stream, *, as_json: bool) -> int:
     """Print each result as soon as it is known, list unreadable images at the end; return the exit code.
 
-    The first SIGINT or SIGTERM stops after the current image, the second one ends the process.
+    The first SIGINT or SIGTERM stops after the current batch, the second one ends the process.
     """
     from visualtokens.data import BadImage
     from visualtokens.train.distributed import catch_signals
 
-    printer: _TextPrinter | _JsonPrinter = _JsonPrinter() if as_json else _TextPrinter()
+    if as_json and stream.formatted:
+        raise UserError("--json prints one document, --format one result after the other; give one of them")
+    printer: _Printer = _JsonPrinter() if as_json else _LinePrinter(stream)
     unreadable: list[BadImage] = []
     done = 0
     with catch_signals() as stop:
         try:
-            for result in stream.results:
+            for result in track_images(stream.results(stop.__bool__), stream.images):
                 if isinstance(result, BadImage):
                     unreadable.append(result)
+                    printer.skip(result)
                 else:
-                    printer.add(*result)
+                    printer.add(result)
                 done += 1
-                if stop:
-                    break
         except BaseException:
             if printer.started:
                 printer.close(unreadable, interrupted=True)
@@ -83,16 +72,43 @@ def print_stream(stream: Stream, *, as_json: bool) -> int:
     return 1 if unreadable else 0
 
 
-class _TextPrinter:
-    """Prints the text of every result."""
+class _Printer(Protocol):
+    """Prints results."""
 
-    started = False
+    started: bool  # whether there is something to close
 
-    def add(self, text: str, document: dict[str, Any]) -> None:
-        write(f"{text}\n")
+    def add(self, result: Predicted) -> None: ...
+
+    def skip(self, bad: BadImage) -> None: ...
 
     def close(self, unreadable: Sequence[BadImage], *, interrupted: bool) -> None:
         """End the output."""
+
+
+class _LinePrinter:
+    """Prints the lines of every result; those of unreadable images in a chosen format."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.format, self.with_errors = stream.format, stream.formatted
+        self.started = False
+        self._head = stream.format.head
+
+    def add(self, result: Predicted) -> None:
+        self._write(self.format.encode(self.format.record(result.image, result.prediction, result.files)))
+
+    def skip(self, bad: BadImage) -> None:
+        if self.with_errors:
+            self._write(self.format.encode(self.format.unreadable(bad)))
+
+    def _write(self, lines: bytes) -> None:
+        if self.format.exact:
+            write_bytes(self._head + lines)
+        else:
+            write((self._head + lines).decode())
+        self._head = b""
+
+    def close(self, unreadable: Sequence[BadImage], *, interrupted: bool) -> None:
+        pass
 
 
 class _JsonPrinter:
@@ -104,13 +120,16 @@ class _JsonPrinter:
     def __init__(self) -> None:
         self.started = False
 
-    def add(self, text: str, document: dict[str, Any]) -> None:
+    def add(self, result: Predicted) -> None:
         head = "," if self.started else '{\n  "predictions": ['
+        document = {"image": result.image, **result.files, **result.prediction.to_dict()}
         write(f"{head}\n{indent(to_json(document), ' ' * 4)}")
         self.started = True
 
+    def skip(self, bad: BadImage) -> None:
+        pass  # listed at the end
+
     def close(self, unreadable: Sequence[BadImage], *, interrupted: bool) -> None:
-        """End the document."""
         rest = {"unreadable": unreadable_as_json(unreadable)} | ({"interrupted": True} if interrupted else {})
         predictions = "\n  ]" if self.started else '{\n  "predictions": []'
         write(f"{predictions},{to_json(rest).removeprefix('{')}\n")

@@ -9,9 +9,10 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from visualtokens.files import json_ready
+from visualtokens.progress import bars_hidden
 from visualtokens.tables import printable
 
 
@@ -23,8 +24,20 @@ def prepare() -> None:
 
 def write(text: str) -> None:
     """Write text to stdout, at once."""
-    sys.stdout.write(printable(text, keep="\n\t"))
-    sys.stdout.flush()
+    with bars_hidden():
+        sys.stdout.write(printable(text, keep="\n\t"))
+        sys.stdout.flush()
+
+
+def write_bytes(data: bytes) -> None:
+    """Write bytes to stdout, at once; on a terminal as printable text."""
+    if sys.stdout.isatty():
+        write(data.decode("utf-8", "surrogateescape"))
+        return
+    with bars_hidden():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
 
 def write_error(text: str) -> None:
@@ -53,7 +66,7 @@ def to_json(document: Any) -> str:
 @contextlib.contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Show the log of the library, such as training epochs, on stderr; stdout is for results."""
-    logger, handler = logging.getLogger("visualtokens"), logging.StreamHandler(sys.stderr)
+    logger, handler = logging.getLogger("visualtokens"), _StderrHandler(sys.stderr)
     handler.setFormatter(_PrintableFormatter())
     before = logger.level
     logger.setLevel(logging.INFO)
@@ -63,6 +76,14 @@ def log_to_stderr() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes records above the progress bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with bars_hidden():
+            super().emit(record)
 
 
 class _PrintableFormatter(logging.Formatter):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from visualtokens.errors import UserError
-from visualtokens.tasks.options import default_of
+from visualtokens.tasks.options import DataOptions, default_of
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage
-    from visualtokens.tasks import Task
+    from visualtokens.predict.formats import LineFormat
+    from visualtokens.tasks import Prediction, Task
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,13 @@ class Verb:
     config: type
     run: Callable[[Any], Result | Stream]  # takes a ``config``
     example: str
-    positional: str | None = None  # the field that is given without a name
+    positional: str | tuple[str, ...] = ()  # the fields that are given without their names
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # titles and fields of parts of --help
+    light: bool = False  # needs no model, so that torch is not imported
+
+    @property
+    def positionals(self) -> tuple[str, ...]:
+        return (self.positional,) if isinstance(self.positional, str) else self.positional
 
 
 @dataclass(frozen=True)
@@ -35,12 +44,23 @@ class Result:
     silent: bool = False  # printed by another process
 
 
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """The prediction for one image, and the pictures of it that were saved."""
+
+    image: str
+    prediction: Prediction
+    files: Mapping[str, str]  # by kind
+
+
 @dataclass(frozen=True)
 class Stream:
-    """The output of a verb that is printed image by image: a text and a JSON document for each."""
+    """The output of a verb that is printed image by image."""
 
-    results: Iterable[tuple[str, dict[str, Any]] | BadImage]
+    results: Callable[[Callable[[], bool]], Iterable[Predicted | BadImage]]  # of a function that stops them
     images: int  # number of results
+    format: LineFormat
+    formatted: bool = False  # whether the format is not the default text, so that --json contradicts it
 
 
 class Failure(Exception):
@@ -60,3 +80,12 @@ def options_of_task(config: Any, task: Task, *, common: Sequence[str], own: Sequ
                 f"{name}={value} has no effect: {config.checkpoint} was trained to {task.name}; leave it out"
             )
     return given
+
+
+def data_arguments(data: str, config: DataOptions) -> str:
+    """Return the arguments with which another verb opens the same data: ``--data …`` and its options."""
+    given = {"data": data} | {f"data_args.{name}": value for name, value in config.data_args.items()}
+    if config.val_share is not None:
+        given["val_share"] = config.val_share
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
+    return " ".join(f"--{name} {quote(text)}" for name, text in texts.items())

@@ -4,6 +4,7 @@ from visualtokens.data.base import Encoded, ImageDataset, ImageStream, Share, Sp
 from visualtokens.data.batch import BadImages, Batch
 from visualtokens.data.catalog import open_dataset, open_detection, open_segmentation
 from visualtokens.data.decode import BadImage, read_image
+from visualtokens.data.inspection import DataReport, Splits, check, open_splits
 from visualtokens.data.loader import Loader, create_loader
 from visualtokens.data.scenes import DigitScenes, Scene
 from visualtokens.data.transforms import PRESETS, Augment, Mix, Preprocess
@@ -14,6 +15,7 @@ __all__ = [
     "BadImage",
     "BadImages",
     "Batch",
+    "DataReport",
     "DigitScenes",
     "Encoded",
     "ImageDataset",
@@ -24,11 +26,14 @@ __all__ = [
     "Scene",
     "Share",
     "Split",
+    "Splits",
+    "check",
     "create_loader",
     "derive_seed",
     "generator",
     "open_dataset",
     "open_detection",
     "open_segmentation",
+    "open_splits",
     "read_image",
 ]

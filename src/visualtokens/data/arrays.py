@@ -13,19 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from visualtokens.data.base import MAX_CLASSES, ImageDataset, Split, check_class_count, check_split
+from visualtokens.data.base import (
+    MAX_CLASSES,
+    ImageDataset,
+    Split,
+    check_class_count,
+    check_split,
+    split_rows,
+)
 from visualtokens.errors import UserError
 from visualtokens.files import one_line
 
 # Array names in use, in order of preference; validation images are preferred to test images.
+VAL_KEYS = (("x_val", "y_val"), ("val_images", "val_labels"))
+TEST_KEYS = (("x_test", "y_test"), ("test_images", "test_labels"))
 KEYS = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels")),
-    "val": (
-        ("x_val", "y_val"),
-        ("val_images", "val_labels"),
-        ("x_test", "y_test"),
-        ("test_images", "test_labels"),
-    ),
+    "val": (*VAL_KEYS, *TEST_KEYS),
+    "test": TEST_KEYS,
 }
 
 # An array is at most 16 GiB and, above 1 GiB, at most 100 times its size in the file.
@@ -42,22 +47,31 @@ class NpzImages(ImageDataset):
 
     Images are uint8 of shape (n, H, W, 3), (n, 3, H, W) or, in grey, (n, H, W); labels are integers of shape
     (n,) or (n, 1), less than 100,000. Without ``classes``, the class names are the numbers up to the largest
-    training label. Arrays of Python objects are refused, and an array's size is checked before it is read:
-    see :data:`MAX_ARRAY_BYTES`.
+    label, of the training images if there are any. Without validation images, ``val_share`` holds out a share
+    of the training images. Arrays of Python objects are refused, and an array's size is checked before it is
+    read: see :data:`MAX_ARRAY_BYTES`.
     """
 
-    def __init__(self, path: str | Path, split: Split) -> None:
+    def __init__(self, path: str | Path, split: Split, *, val_share: float | None = None) -> None:
         check_split(split)
         self.spec = f"npz:{path}"
         file = Path(path).expanduser()
+        share = None if split == "test" else val_share
         with _open(file) as arrays:
-            image_key, label_key = _keys(arrays, split, file)
-            _, train_key = _keys(arrays, "train", file)
+            if share is not None and any(images in arrays.files for images, _ in VAL_KEYS):
+                raise UserError(f"{file} holds validation images; leave val_share={share} out")
+            image_key, label_key = _keys(arrays, split if share is None else "train", file)
+            _, train_key = _find(arrays, "train") or (image_key, label_key)
             self.classes = _classes(arrays, _labels(arrays, train_key, file), file)
             self.images = _channels_last(_read(arrays, image_key, file), f"{file}:{image_key}")
             self.labels = _labels(arrays, label_key, file)
         self._name = f"{file}:{image_key}"
         self._check(f"{file}:{label_key}")
+        self.rows = np.arange(len(self.images))  # (n,): rows of the arrays
+        if share is not None:
+            names, labels = list(map(str, self.rows)), self.labels.tolist()
+            self.rows = np.array(split_rows(split, names, share, labels=labels, source=self.spec))
+            self.images, self.labels = self.images[self.rows], self.labels[self.rows]
 
     def _check(self, label_name: str) -> None:
         if len(self.images) != len(self.labels):
@@ -80,7 +94,7 @@ class NpzImages(ImageDataset):
         return Image.fromarray(self.images[index]).convert("RGB"), int(self.labels[index])
 
     def path(self, index: int) -> str:
-        return f"{self._name}[{index}]"
+        return f"{self._name}[{self.rows[index]}]"
 
 
 def _open(file: Path) -> np.lib.npyio.NpzFile:
@@ -95,13 +109,18 @@ def _open(file: Path) -> np.lib.npyio.NpzFile:
     return arrays
 
 
+def _find(arrays: np.lib.npyio.NpzFile, split: Split) -> tuple[str, str] | None:
+    pairs = (pair for pair in KEYS[split] if set(pair) <= set(arrays.files))
+    return next(pairs, None)
+
+
 def _keys(arrays: np.lib.npyio.NpzFile, split: Split, file: Path) -> tuple[str, str]:
-    for images, labels in KEYS[split]:
-        if images in arrays.files and labels in arrays.files:
-            return images, labels
+    if found := _find(arrays, split):
+        return found
     expected = ", or ".join(f"{images} and {labels}" for images, labels in KEYS[split])
     raise UserError(
         f"{file} has no {split} images: expected {expected}; found {', '.join(arrays.files) or 'nothing'}"
+        + ("; --val_share 0.2 holds out a fifth of the training images" if split == "val" else "")
     )
 
 
@@ -185,7 +204,7 @@ class Digits(ImageDataset):
     """
 
     def __init__(self, split: Split) -> None:
-        check_split(split)
+        check_split(split, source="digits", has=("train", "val"))
         images, labels = _load_digits()
         self.spec = "digits"
         self.classes = [str(digit) for digit in range(10)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Generic, Literal, TypeGuard, TypeVar, get_args
@@ -21,18 +22,57 @@ from torch.utils.data import Dataset
 from visualtokens.errors import UserError, unknown
 
 T = TypeVar("T")  # the annotation of an image
-Split = Literal["train", "val"]
+Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
+SPLIT_OF = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 # Ceilings for counts that a file declares, checked before anything is allocated for them.
 MAX_CLASSES = 100_000
 MAX_IMAGES = 10_000_000_000
 
 
-def check_split(split: str) -> None:
-    """Raise :class:`UserError` unless ``split`` is train or val."""
+def check_split(split: str, *, source: str = "", has: Collection[str] = SPLITS) -> None:
+    """Raise :class:`UserError` unless ``split`` is train, val or test, and one that ``source`` has."""
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
+    if split not in has:
+        raise UserError(f"{source} has no {split} split, only {', '.join(has)}")
+
+
+def held_out(names: Sequence[str], share: float, *, labels: Sequence[int] | None = None) -> NDArray[np.bool_]:
+    """Which items ``(n,)`` are held out for validation: ``share`` of them, and of every label.
+
+    The choice depends on the set of names only, not on their order, and one more name rarely moves another.
+    Of a label with two or more names, at least one is held out and at least one is not, unless ``share`` is
+    1. Items with the same name stay together.
+    """
+    if not 0 < share <= 1:
+        raise UserError(f"val_share={share} must be more than 0 and at most 1")
+    of_label: dict[int, set[str]] = {}
+    for name, label in zip(names, labels if labels is not None else [0] * len(names), strict=True):
+        of_label.setdefault(label, set()).add(name)
+    chosen: set[str] = set()
+    for group in of_label.values():
+        count = len(group) if share == 1 else min(max(round(share * len(group)), 1), len(group) - 1)
+        chosen.update(sorted(group, key=_digest)[:count])
+    return np.array([name in chosen for name in names], np.bool_)
+
+
+def split_rows(
+    split: Split, names: Sequence[str], val_share: float, *, source: str, labels: Sequence[int] | None = None
+) -> list[int]:
+    """The items that are :func:`held_out` for ``val``, or the others for ``train``; never none of them."""
+    held = held_out(names, val_share, labels=labels)
+    rows: list[int] = np.flatnonzero(held if split == "val" else ~held).tolist()
+    if not rows and split == "val":
+        raise UserError(f"val_share={val_share} holds out no image of {source}: each class has one at most")
+    if not rows:
+        raise UserError(f"val_share={val_share} leaves no image of {source} to train on; give less")
+    return rows
+
+
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
 
 
 def check_class_count(count: int, source: str) -> None:
@@ -81,6 +121,36 @@ class AnnotatedImages(Dataset[tuple[Image.Image, T]], ABC, Generic[T]):
 
 class ImageDataset(AnnotatedImages[int]):
     """RGB images with one class label each."""
+
+
+class Relabelled(ImageDataset):
+    """A dataset with other ``classes``, among which its own are; its labels are their numbers there."""
+
+    def __init__(self, dataset: ImageDataset, classes: Sequence[str]) -> None:
+        self.spec, self.classes, self.dataset = dataset.spec, list(classes), dataset
+        number = {name: label for label, name in enumerate(classes)}
+        self._label_of = [number[name] for name in dataset.classes]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        image, label = self.dataset[index]
+        return image, self._label_of[label]
+
+    def path(self, index: int) -> str:
+        return self.dataset.path(index)
+
+
+def with_classes(dataset: ImageDataset, classes: Sequence[str]) -> ImageDataset:
+    """The dataset with the labels of ``classes``; unchanged if it has one that is not among them, or streams.
+
+    A test set often has only some of the classes of a model.
+    """
+    same = dataset.classes == list(classes)
+    if same or isinstance(dataset, ImageStream) or not set(dataset.classes) <= set(classes):
+        return dataset
+    return Relabelled(dataset, classes)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""COCO annotation files: a detection dataset, validation of the files, and mask encodings."""
+"""COCO annotation files: a detection dataset, and validation of the files."""
 
 from __future__ import annotations
 
 import json
-import logging
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,56 +15,97 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from visualtokens.data.base import Split, brief, check_class_count, check_split, is_inside, is_int
+from visualtokens.data.annotations import (
+    BOXES_ONLY,
+    MAX_OUTLINE,
+    MAX_POLYGONS,
+    box_error,
+    count_error,
+    divide,
+    is_finite,
+    names_of,
+    outline_length,
+    polygon_error,
+    raise_first,
+    to_mask,
+    warn_dropped,
+)
+from visualtokens.data.base import SPLITS, Split, brief, check_class_count, check_split, is_inside, is_int
 from visualtokens.data.decode import BadAnnotation, BadImage, max_pixels, read_image
 from visualtokens.data.detection import DetectionDataset, Objects
 from visualtokens.errors import UserError
 
-logger = logging.getLogger(__name__)
-
-ANNOTATIONS = ("annotations/instances_{split}2017.json", "annotations/instances_{split}.json")
+# Where the files of a split are looked for, under all of its names.
+ANNOTATIONS = (
+    "annotations/instances_{split}2017.json",
+    "annotations/instances_{split}.json",
+    "annotations/{split}.json",
+    "{split}/_annotations.coco.json",
+)
 IMAGES = ("{split}2017", "{split}", "images/{split}2017", "images/{split}", "images")
-MAX_OBJECTS = 10_000  # in one image
-MAX_MASK_BYTES = 2**31  # all masks of one image, a byte per object and pixel
-MAX_POLYGONS = 1000  # of one object
-MAX_OUTLINE = 1000  # length of these polygons, in widths plus heights of the image
+IMAGES_OF_ALL = ("images", "data", ".")  # if one annotation file holds all splits
 
 
 class CocoObjects(DetectionDataset):
     """``/path/annotations/instances_train2017.json`` and the images in ``/path/train2017``; val likewise.
 
-    The 2017 in the names is optional, and the image folders may be in ``/path/images``. Masks are polygons or
-    run lengths, compressed or not. The annotation file is validated on opening; errors name file, image and
-    field. Boxes of zero area are dropped with a warning; other boxes must overlap with the image, and may
+    The 2017 in the names is optional, and the image folders may be in ``/path/images``; the layout of
+    Roboflow, ``train/_annotations.coco.json`` with the images beside it, is found as well. Masks are polygons
+    or run lengths, compressed or not. The annotation file is validated on opening; errors name file, image
+    and field. Boxes of zero area are dropped with a warning; other boxes must overlap with the image, and may
     extend beyond it by at most its width or height, as may polygons. ``classes`` and ``ids`` (the image ids)
     are in the order of the file.
 
-    A ``file_name`` must lie in the folder of the images, unless ``allow_outside=True``.
+    ``annotations`` and ``images`` name a file and a folder, in the dataset's folder or elsewhere; ``{split}``
+    in them becomes train, val or test. Without it, the file holds all images, of which ``val_share`` are held
+    out for validation. ``val_share`` also divides the training file where there is none for validation.
+    A ``file_name`` must lie in the folder of the images, unless ``allow_outside=True``. With
+    ``strict=False``, an invalid annotation raises when its image is read, and not on opening.
     """
 
     def __init__(
-        self, root: str | Path, split: Split, *, masks: bool = True, allow_outside: bool = False
+        self,
+        root: str | Path,
+        split: Split,
+        *,
+        masks: bool = True,
+        annotations: str | None = None,
+        images: str | None = None,
+        val_share: float | None = None,
+        allow_outside: bool = False,
+        strict: bool = True,
     ) -> None:
         check_split(split)
         base = Path(root).expanduser()
         self.spec = f"coco:{root}"
-        self.file = _find(base, ANNOTATIONS, split, folder=False)
-        self.folder = _find(base, IMAGES, split, folder=True)
+        if base.suffix == ".json" and base.is_file() and annotations is None:
+            base, annotations = base.parent, base.name
+        self.file, divided = _find_file(base, split, annotations, val_share)
         document = _read_json(self.file)
         records = parse_records(document, str(self.file), masks=masks, allow_outside=allow_outside)
+        if strict:
+            raise_first(records.bad)
+        kept = list(records.images.values())
+        if not kept:
+            raise UserError(f"{self.file} holds no images")
+        self.folder = _find_images(base, split, images, kept[0]["file_name"], divided=divided)
+        if divided:
+            names = [image["file_name"] for image in kept]
+            kept = [kept[i] for i in divide(names, split, val_share, source=str(self.file))]
         self.classes = list(records.categories.values())
         self.masks = masks
-        self.ids = list(records.images)
-        if not self.ids:
-            raise UserError(f"{self.file} holds no images")
-        self._names = [image["file_name"] for image in records.images.values()]
-        self._sizes = np.array([(i["height"], i["width"]) for i in records.images.values()])  # (images, 2)
+        self.ids = [image["id"] for image in kept]
+        self.bad = {i: records.bad[image] for i, image in enumerate(self.ids) if image in records.bad}
+        self._names = [image["file_name"] for image in kept]
+        self._sizes = np.array([(image["height"], image["width"]) for image in kept])  # (images, 2)
         self._annotations = _Annotations(records, str(self.file))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, Objects]:
+        if index in self.bad:
+            raise self.bad[index].with_traceback(None)
         image = read_image(self.path(index))
         height, width = self._sizes[index].tolist()
         if image.size != (width, height):
@@ -106,7 +147,9 @@ class _Annotations:
 
     def __init__(self, records: Records, file: str) -> None:
         kept = [a for a in records.annotations if a["bbox"][2] > 0 and a["bbox"][3] > 0]
-        _warn_empty(records.annotations, kept, file)
+        dropped = [a for a in records.annotations if a["bbox"][2] == 0 or a["bbox"][3] == 0]
+        if dropped:
+            warn_dropped(len(dropped), f"image {dropped[0]['image_id']}", file)
         label_of = {category: label for label, category in enumerate(records.categories)}
         self.ids = np.array([brief(a.get("id")) for a in kept], np.str_)
         self.boxes = np.array([a["bbox"] for a in kept], np.float64).reshape(-1, 4)
@@ -132,25 +175,47 @@ class _Annotations:
         return json.loads(self._text[begin : self._text_ends[row]].tobytes())
 
 
-def _warn_empty(annotations: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]], file: str) -> None:
-    if len(kept) < len(annotations):
-        first = next(a for a in annotations if not (a["bbox"][2] > 0 and a["bbox"][3] > 0))
-        logger.warning(
-            "%s: %d boxes of zero area are dropped, the first in image %s",
-            file,
-            len(annotations) - len(kept),
-            first["image_id"],
-        )
+def _find_file(
+    base: Path, split: Split, annotations: str | None, val_share: float | None
+) -> tuple[Path, bool]:
+    """The annotation file of a split, and whether it also holds the images of another."""
+    if annotations is not None and "{split}" not in annotations:
+        return _find(base, (annotations,), split, folder=False), True
+    patterns = ANNOTATIONS if annotations is None else (annotations,)
+    if val_share is None or split == "test":
+        return _find(base, patterns, split, folder=False), False
+    for candidate in _candidates(base, patterns, "val"):
+        if candidate.is_file():
+            raise UserError(f"{base} has a validation split, {candidate}; leave val_share out")
+    return _find(base, patterns, "train", folder=False), True
+
+
+def _find_images(base: Path, split: Split, images: str | None, first: str, *, divided: bool) -> Path:
+    """The folder of the images, of which ``first`` is one; those of all splits if ``divided``."""
+    if images is None and divided:
+        for name in IMAGES_OF_ALL:
+            if (base / name / first).is_file():
+                return base / name
+    return _find(base, IMAGES if images is None else (images,), "train" if divided else split, folder=True)
 
 
 def _find(base: Path, patterns: Sequence[str], split: Split, *, folder: bool) -> Path:
-    candidates = [base / pattern.format(split=split) for pattern in patterns]
+    candidates = _candidates(base, patterns, split)
     for candidate in candidates:
         if candidate.is_dir() if folder else candidate.is_file():
             return candidate
-    tried = ", ".join(str(candidate.relative_to(base)) for candidate in candidates)
-    what = "folder of images" if folder else "annotation file"
-    raise UserError(f"{base} has no {what} for {split}; looked for {tried}")
+    tried = ", ".join(os.path.relpath(c, base) for c in candidates[: len(patterns)])
+    what, option = ("folder of images", "images") if folder else ("annotation file", "annotations")
+    others = [s for s in SPLITS if any(c.exists() for c in _candidates(base, patterns, s))]
+    only = f", only for {', '.join(others)}" if others else ""
+    hint = f"name another with --data_args.{option}"
+    if split == "val" and not folder:
+        hint += ", or hold out training images with --val_share 0.2"
+    raise UserError(f"{base} has no {what} for {split}{only}; looked for {tried}; {hint}")
+
+
+def _candidates(base: Path, patterns: Sequence[str], split: str) -> list[Path]:
+    return [base / pattern.replace("{split}", name) for name in names_of(split) for pattern in patterns]
 
 
 def _read_json(file: Path) -> Any:
@@ -170,13 +235,14 @@ class Records:
     images: dict[int, Record]  # by id, in the order of the file
     annotations: list[Record]
     categories: dict[int, str]  # name by id, in the order of the file
+    bad: dict[int, BadAnnotation]  # by image id: the first of its annotations that is invalid
 
 
 def parse_records(document: Any, file: str, *, masks: bool, allow_outside: bool = False) -> Records:
-    """The content of a document; the first error is raised with file, image and field.
+    """The content of a document; annotations of images with an invalid one are left out.
 
-    With ``masks``, every object must have a segmentation. With ``allow_outside``, a file name may be absolute
-    or contain ``..``.
+    An error outside the annotations of an image is raised. With ``masks``, every object must have a
+    segmentation. With ``allow_outside``, a file name may be absolute or contain ``..``.
     """
     parts: dict[str, list[Any]] = {}
     for name in ("images", "annotations", "categories"):
@@ -188,10 +254,17 @@ def parse_records(document: Any, file: str, *, masks: bool, allow_outside: bool 
         parts[name] = part
     categories = _parse_categories(parts["categories"], file)
     images = _parse_images(parts["images"], file, allow_outside=allow_outside)
+    bad: dict[int, BadAnnotation] = {}
     for annotation in parts["annotations"]:
-        _check_annotation(annotation, images, categories, file, masks=masks)
-    _check_counts(parts["annotations"], images, file, masks=masks)
-    return Records(images, parts["annotations"], categories)
+        image = _image_of(annotation, images, file)
+        try:
+            _check_annotation(annotation, images[image], categories, file, masks=masks)
+        except BadAnnotation as error:
+            bad.setdefault(image, error.with_traceback(None))
+    for image, excess in _too_many(parts["annotations"], images, file, masks=masks):
+        bad.setdefault(image, excess)
+    good = [a for a in parts["annotations"] if a["image_id"] not in bad] if bad else parts["annotations"]
+    return Records(images, good, categories, bad)
 
 
 def _parse_categories(records: list[Any], file: str) -> dict[int, str]:
@@ -238,53 +311,55 @@ def _parse_images(records: list[Any], file: str, *, allow_outside: bool) -> dict
     return images
 
 
-def _check_annotation(
-    record: Any, images: Mapping[int, Record], categories: Mapping[int, str], file: str, *, masks: bool
-) -> None:
+def _image_of(record: Any, images: Mapping[int, Record], file: str) -> int:
+    """The id of the image that an annotation belongs to."""
     if not isinstance(record, dict):
         raise UserError(f"{file}: annotation {brief(record)} is not an object with fields")
-    image, category = record.get("image_id"), record.get("category_id")
-
-    def wrong(field: str, why: str) -> BadAnnotation:
-        return BadAnnotation(file, brief(image), field, f"{why} (annotation {brief(record.get('id'))})")
-
+    image = record.get("image_id")
     if not is_int(image) or image not in images:
-        raise wrong("image_id", f"there is no image {brief(image)} in the file")
+        why = f"there is no image {brief(image)} in the file (annotation {brief(record.get('id'))})"
+        raise BadAnnotation(file, brief(image), "image_id", why)
+    return image
+
+
+def _check_annotation(
+    record: Record, image: Record, categories: Mapping[int, str], file: str, *, masks: bool
+) -> None:
+    def wrong(field: str, why: str) -> BadAnnotation:
+        return BadAnnotation(file, str(image["id"]), field, f"{why} (annotation {brief(record.get('id'))})")
+
+    category, box = record.get("category_id"), record.get("bbox")
     if not is_int(category) or category not in categories:
         raise wrong("category_id", f"there is no category {brief(category)} in the file")
-    box = record.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_finite, box)) or min(box[2:]) < 0:
+    if not isinstance(box, list) or len(box) != 4 or not all(map(is_finite, box)) or min(box[2:]) < 0:
         raise wrong("bbox", f"{brief(box)} is not [left, top, width, height] in pixels")
-    size = (images[image]["width"], images[image]["height"])
-    for low, length, side in zip(box[:2], box[2:], size, strict=True):
-        if not -side <= low <= low + length <= 2 * side or (length and not -length < low < side):
-            raise wrong("bbox", f"{brief(box)} does not lie in the image of {size[0]}×{size[1]} pixels")
+    size = (image["width"], image["height"])
+    if why := box_error(box, size):
+        raise wrong("bbox", why)
     if record.get("iscrowd", 0) not in (0, 1):
         raise wrong("iscrowd", f"{brief(record['iscrowd'])} is neither 0 nor 1")
-    if not _is_finite(record.get("area", 0)) or not 0 <= record.get("area", 0) <= 9 * size[0] * size[1]:
+    if not is_finite(record.get("area", 0)) or not 0 <= record.get("area", 0) <= 9 * size[0] * size[1]:
         raise wrong("area", f"{brief(record['area'])} is not a number of pixels of the image")
-    why = _segmentation_error(record.get("segmentation"), images[image], required=masks)
-    if why:
+    if why := _segmentation_error(record.get("segmentation"), image, required=masks):
         raise wrong("segmentation", why)
 
 
-def _check_counts(
+def _too_many(
     annotations: Sequence[Record], images: Mapping[int, Record], file: str, *, masks: bool
-) -> None:
-    """Raise if the objects of one image would take too much memory."""
+) -> Iterator[tuple[int, BadAnnotation]]:
+    """The images whose objects would take too much memory."""
+    fields = {"objects": "image_id", "masks": "segmentation"}
     for image, count in Counter(annotation["image_id"] for annotation in annotations).items():
-        pixels = images[image]["width"] * images[image]["height"]
-        if count > MAX_OBJECTS:
-            raise BadAnnotation(file, str(image), "image_id", f"{count:,} objects, more than {MAX_OBJECTS:,}")
-        if masks and count * pixels > MAX_MASK_BYTES:
-            why = f"{count:,} masks of {pixels:,} pixels take more than {MAX_MASK_BYTES:,} bytes"
-            raise BadAnnotation(file, str(image), "segmentation", why)
+        size = (images[image]["width"], images[image]["height"])
+        what, why = count_error(count, size, masks=masks)
+        if why:
+            yield image, BadAnnotation(file, str(image), fields[what], why)
 
 
 def _segmentation_error(value: Any, image: Record, *, required: bool) -> str:
     """The reason why a segmentation is invalid, or an empty string."""
     if not value:
-        return "is missing; give polygons or run lengths, or train a detector of boxes" if required else ""
+        return f"is missing; give polygons or run lengths, or {BOXES_ONLY}" if required else ""
     if isinstance(value, dict):
         size, counts = value.get("size"), value.get("counts")
         if size != [image["height"], image["width"]] or not all(map(is_int, size)):
@@ -302,50 +377,13 @@ def _segmentation_error(value: Any, image: Record, *, required: bool) -> str:
         return f"{len(value):,} polygons are more than {MAX_POLYGONS:,}"
     width, height = image["width"], image["height"]
     for polygon in value:
-        if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-            return f"{brief(polygon)} is not a polygon: x and y of at least three points"
-        if not all(map(_is_finite, polygon)):
-            return f"{brief(polygon)} holds something that is not a number"
+        if why := polygon_error(polygon):
+            return why
         for values, side in ((polygon[::2], width), (polygon[1::2], height)):
             if min(values) < -side or max(values) > 2 * side:
                 return f"{brief(polygon)} does not lie in the image of {width}×{height} pixels"
     # The length is only computed where the number of points allows too long an outline.
     limit, points = MAX_OUTLINE * (width + height), sum(map(len, value)) // 2
-    if points * 3 * max(width, height) > limit and sum(map(_outline_length, value)) > limit:
+    if points * 3 * max(width, height) > limit and sum(map(outline_length, value)) > limit:
         return f"its polygons are more than {limit:,} pixels long"
     return ""
-
-
-def _outline_length(polygon: list[float]) -> float:
-    """The number of pixels along the edges, which the decoder allocates."""
-    xy = np.array(polygon).reshape(-1, 2)
-    return float(np.abs(np.diff(xy, axis=0, append=xy[:1])).max(1).sum())
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e18 < value < 1e18
-
-
-def to_mask(segmentation: Any, height: int, width: int) -> NDArray[np.bool_]:
-    """The pixels ``(H, W)`` inside polygons or run lengths; ValueError if it is neither."""
-    library = masks_library()
-    try:
-        return library.decode(library.segmToRle(segmentation, width, height)).astype(np.bool_)
-    except RuntimeError as error:  # of the conversion to C++
-        raise ValueError("neither polygons nor run lengths") from error
-
-
-def to_run_lengths(mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """The mask ``(H, W)`` as COCO's compressed run lengths."""
-    return masks_library().encode(np.asfortranarray(mask.astype(np.uint8)))
-
-
-def masks_library() -> Any:
-    """The mask operations of faster-coco-eval, which also computes the detection metrics."""
-    try:
-        from faster_coco_eval.core import mask
-    except ImportError as error:
-        raise UserError(
-            "COCO masks and metrics need a library; install it with: pip install 'visualtokens[detect]'"
-        ) from error
-    return mask

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ EXTENSIONS = frozenset(
     )
 )
 MASK_FORMATS = ("PNG", "GIF", "BMP", "TIFF", "PPM")  # lossless ones
-MASK_EXTENSIONS = frozenset((".png", ".bmp", ".tif", ".tiff", ".pgm"))
+MASK_EXTENSIONS = frozenset((".png", ".gif", ".bmp", ".tif", ".tiff", ".pgm", ".ppm"))
 MASK_MODES = ("L", "P", "1", "I;16", "I;16B", "I;16L", "I")  # one number per pixel
 MAX_PIXELS = 64_000_000  # of an image that is decoded, unless the environment variable below is set
 MAX_PIXELS_VARIABLE = "VTOK_MAX_PIXELS"
@@ -56,6 +56,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+_SIDEWAYS = {_UPRIGHT[orientation] for orientation in (5, 6, 7, 8)}  # these swap width and height
 
 
 class BadImage(UserError):
@@ -127,13 +130,39 @@ def decode_image(source: Path | BinaryIO, name: str) -> Image.Image:
         return image
 
 
-def read_mask(
-    path: str | Path, *, image_id: str | None = None, allow_colours: bool = False
-) -> NDArray[np.integer]:
-    """The numbers ``(H, W)`` in a mask file (palette indices, not colours).
+class Header(NamedTuple):
+    """What the first bytes of an image file say about it."""
 
-    Anything else raises :class:`BadAnnotation` of the image ``image_id`` (by default the file's stem).
-    ``allow_colours`` converts colours without a palette to grey, as in a mask of white and black.
+    format: str  # one of FORMATS
+    size: tuple[int, int]  # width and height of the upright image
+
+
+def read_header(path: str | Path) -> Header:
+    """Format and size of the image at ``path``, without decoding it; other files raise :class:`BadImage`."""
+    name, limit = str(path), max_pixels()
+    with (
+        _damage_as_bad_image(name, f"a known format ({', '.join(FORMATS)})"),
+        _opened(Path(path), name, FORMATS, limit) as image,
+    ):
+        width, height = image.size
+        # The method of a PNG file decodes the pixels, to find what stands behind them.
+        orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
+        size = (height, width) if _UPRIGHT.get(orientation) in _SIDEWAYS else (width, height)
+        return Header(str(image.format), size)
+
+
+def read_mask(
+    path: str | Path,
+    *,
+    image_id: str | None = None,
+    colours: Literal["refuse", "grey", "rgb"] = "refuse",
+) -> NDArray[np.integer]:
+    """The numbers ``(H, W)`` in a mask file; of a palette these are the indices, not the colours.
+
+    Colours without a palette are refused by default. ``"grey"`` converts them to numbers, as in a mask of
+    white and black. ``"rgb"`` returns them as they are, ``(H, W, 3)``, with those of a palette; transparency
+    is dropped. Anything else raises :class:`BadAnnotation` of the image ``image_id`` (by default the file's
+    stem).
     """
     file, name, limit = Path(path), str(path), max_pixels()
     image_id = file.stem if image_id is None else image_id
@@ -142,13 +171,20 @@ def read_mask(
             _damage_as_bad_image(name, f"a lossless format ({', '.join(MASK_FORMATS)})"),
             _opened(file, name, MASK_FORMATS, limit) as image,
         ):
+            if image.mode == "P" and colours == "rgb":
+                return _colours(image)
             if image.mode in MASK_MODES:
                 return _numbers(image)
-            if image.mode == "F" or not allow_colours:
-                kind = "float pixels" if image.mode == "F" else "colours"
-                why = f"{image.mode} holds {kind}; save one number per pixel (a grey or palette PNG)"
+            if image.mode == "F":
+                why = "F holds float pixels; save one number per pixel (a grey or palette PNG)"
                 raise BadAnnotation(name, image_id, "mode", why)
-            return _numbers(image.convert("L"))
+            if colours == "refuse":
+                why = (
+                    f"{image.mode} holds colours; save one number per pixel (a grey or palette PNG) or give "
+                    "the colour of every class (--data_args.colors)"
+                )
+                raise BadAnnotation(name, image_id, "mode", why)
+            return _colours(image) if colours == "rgb" else _numbers(image.convert("L"))
     except BadAnnotation:
         raise
     except BadImage as bad:
@@ -220,6 +256,21 @@ def _numbers(image: Image.Image) -> NDArray[np.integer]:
             out = np.empty(image.size[::-1], np.uint8 if tile.dtype == np.bool_ else tile.dtype)
         out[top:bottom, left:right] = tile
     assert out is not None  # an image has pixels
+    return out
+
+
+def _colours(image: Image.Image) -> NDArray[np.uint8]:
+    """The pixels ``(H, W, 3)`` of an image, without transparency."""
+    out = np.empty((image.height, image.width, 3), np.uint8)
+    image.load()
+    table = np.zeros((256, 3), np.uint8)
+    if image.mode == "P":  # Pillow's conversion warns about transparency
+        palette = np.array(image.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
+        table[: len(palette)] = palette
+    for left, top, right, bottom in _tiles(image.size):
+        tile = image.crop((left, top, right, bottom))
+        pixels = table[np.asarray(tile)] if image.mode == "P" else np.asarray(tile.convert("RGB"))
+        out[top:bottom, left:right] = pixels
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional
 
 from visualtokens.data.base import AnnotatedImages, Share
 from visualtokens.data.batch import ImageBatch
-from visualtokens.data.decode import BadImage
+from visualtokens.data.decode import BadAnnotation, BadImage
 from visualtokens.data.loader import Loader, Pipeline, load_items
 from visualtokens.data.scenes import DigitScenes
 from visualtokens.errors import UserError, unknown
@@ -61,6 +61,10 @@ class Objects:
 
 class DetectionDataset(AnnotatedImages[Objects]):
     """RGB images, each with its objects, possibly none."""
+
+    bad: Mapping[
+        int, BadAnnotation
+    ] = {}  # invalid annotations known on opening, by index; reading raises them
 
 
 class SceneObjects(DetectionDataset):

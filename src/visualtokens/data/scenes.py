@@ -58,7 +58,7 @@ class DigitScenes(ImageDataset):
         length: int | None = None,
         seed: int = 0,
     ) -> None:
-        check_split(split)
+        check_split(split, source="digit_scenes", has=tuple(LENGTHS))
         check_seed(seed)
         if min(size) < MIN_SIDE:
             raise UserError(f"size={size[0]}x{size[1]} leaves no room for digits; give at least {MIN_SIDE}")

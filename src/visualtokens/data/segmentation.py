@@ -33,6 +33,7 @@ from visualtokens.errors import UserError
 
 IGNORE = 255  # the class of pixels that neither loss nor metrics count
 Mask = NDArray[np.uint8]  # (H, W): class of every pixel
+Colour = tuple[int, int, int]  # red, green, blue
 
 
 class SegmentationDataset(AnnotatedImages[Mask]):
@@ -42,6 +43,7 @@ class SegmentationDataset(AnnotatedImages[Mask]):
     """
 
     keep_ratio: bool = True  # False: models see images stretched to their input size
+    colours: Sequence[Colour] | None = None  # of the classes in pictures, if the dataset has any
 
 
 class SceneMasks(SegmentationDataset):

@@ -39,7 +39,11 @@ from visualtokens.files import one_line
 
 REMOTE = ("http", "https", "s3", "gs")
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
-SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "test")}  # in order of preference
+SPLIT_NAMES = {  # in order of preference
+    "train": ("train",),
+    "val": ("validation", "val", "valid", "test"),
+    "test": ("test",),
+}
 MAX_FILE_BYTES = 2**29  # of a file in a shard; 64 megapixels of 16-bit RGB take 384 MB
 MAX_INFO_BYTES = 2**25  # of _info.json; 200,000 shards take about 8 MB
 META_FILE = re.compile(r"__[^/]*__($|/)")  # webdataset's own files, such as __worker__.json

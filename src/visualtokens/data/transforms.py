@@ -33,6 +33,14 @@ RGB = tuple[float, float, float]
 A = TypeVar("A")  # a kind of augmentation
 Picture = TypeVar("Picture", Image.Image, Tensor)
 
+INTERPOLATIONS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+    "hamming": Image.Resampling.HAMMING,
+    "box": Image.Resampling.BOX,
+    "nearest": Image.Resampling.NEAREST,
+}
 COLOUR_LIMITS = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.5}
 
 
@@ -40,16 +48,20 @@ COLOUR_LIMITS = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0
 class Preprocess:
     """Evaluation transform: resize the short side so that the crop fits, crop the centre, normalise.
 
-    ``crop`` is the fraction of the largest centred crop that is kept, as timm's ``crop_pct``.
+    ``crop`` is the fraction of the largest centred crop that is kept, as timm's ``crop_pct``;
+    ``interpolation`` is timm's, one of :data:`INTERPOLATIONS`.
     """
 
     size: tuple[int, int]  # (H, W)
     mean: RGB
     std: RGB
     crop: float = 1.0
+    interpolation: str = "bicubic"
 
     def __post_init__(self) -> None:
         check_input(self.size, self.mean, self.std)
+        if self.interpolation not in INTERPOLATIONS:
+            raise unknown("interpolation", self.interpolation, INTERPOLATIONS)
         if not 0 < self.crop <= 1:
             raise UserError(f"crop={self.crop} is not a share of the image; give more than 0 and at most 1")
 
@@ -70,7 +82,7 @@ class Preprocess:
     def resize(self, image: Image.Image, box: Box) -> Image.Image:
         """The box of the image at the model's size, cropped and resized in one antialiased resampling."""
         rows, columns = self.size
-        return image.resize((columns, rows), Image.Resampling.BICUBIC, box=box)
+        return image.resize((columns, rows), INTERPOLATIONS[self.interpolation], box=box)
 
     def normalise(self, values: Tensor) -> Tensor:
         """Standardised pixels: ``values (…, H, W, 3)`` uint8 to ``(…, 3, H, W)`` float32."""

@@ -10,6 +10,7 @@ from visualtokens.explain.explainer import explain
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.faithfulness import Faithfulness, FaithfulnessEvaluator, Score, gather
 from visualtokens.explain.gallery import Gallery, explain_folder
+from visualtokens.explain.html import Origin
 from visualtokens.explain.layers import Layer
 from visualtokens.explain.render import overlay
 
@@ -20,6 +21,7 @@ __all__ = [
     "FaithfulnessEvaluator",
     "Gallery",
     "Layer",
+    "Origin",
     "Score",
     "Setting",
     "explain",

@@ -233,7 +233,9 @@ def preprocess_of(model: nn.Module) -> Preprocess:
             f"{kind} uses crop mode {data['crop_mode']!r}, not 'center'; "
             "give preprocess=visualtokens.data.Preprocess(...) or a tensor with it"
         )
-    return Preprocess(data["input_size"][1:], data["mean"], data["std"], data["crop_pct"])
+    return Preprocess(
+        data["input_size"][1:], data["mean"], data["std"], data["crop_pct"], data["interpolation"]
+    )
 
 
 def _check_box(image: Image.Image, box: Box) -> None:

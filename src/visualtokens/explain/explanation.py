@@ -21,6 +21,8 @@ from visualtokens.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from visualtokens.explain.html import Origin
+
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
@@ -98,8 +100,11 @@ class Explanation:
         """A matplotlib figure of the patches that each token represents, layer by layer."""
         return render.layers_figure(self)
 
-    def save(self, path: str | Path) -> Path:
-        """Write a figure (.png), a page (.html) or the data (.npz, for :meth:`load`)."""
+    def save(self, path: str | Path, *, origin: Origin | None = None) -> Path:
+        """Write a figure (.png), a page (.html) or the data (.npz, for :meth:`load`).
+
+        ``origin`` is shown in the footer of a page.
+        """
         path = Path(path)
         if path.suffix not in (".png", ".html", ".npz"):
             raise UserError(f"cannot save as {path.name!r}; end the name in .png, .html or .npz")
@@ -110,7 +115,7 @@ class Explanation:
         elif path.suffix == ".html":
             from visualtokens.explain.html import explanation_page, write_page  # which import this module
 
-            write_page(path, explanation_page(self))
+            write_page(path, explanation_page(self, origin=origin))
         else:
             write_atomically(path, lambda temporary: _save_npz(self, temporary))
         return path

@@ -324,7 +324,7 @@ def read_foreground(path: str | Path, preprocess: Preprocess, size: tuple[int, i
 
     1 is foreground, 0 background, -1 undecided.
     """
-    numbers = read_mask(path, allow_colours=True)
+    numbers = read_mask(path, colours="grey")
     height, width = numbers.shape
     if (width, height) != size:
         raise BadImage(str(path), f"a mask of {width}×{height} for an image of {size[0]}×{size[1]}")

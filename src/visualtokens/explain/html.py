@@ -1,13 +1,19 @@
-"""HTML pages that need no script, file or network, and the page of one explanation.
+"""HTML pages that need no script, file or network: the page of one explanation, and the parts of others.
 
 Functions take plain text and return HTML; all escaping happens here.
 """
 
 from __future__ import annotations
 
+import datetime
+import functools
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
-from pathlib import Path
+from importlib import resources
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from visualtokens.errors import UserError
 from visualtokens.explain.explanation import Explanation
@@ -29,6 +35,8 @@ from visualtokens.tables import printable
 
 KeyFigure = tuple[str, str, str]  # label, value, note
 SIDE = 384  # pixels of an image's longer side: sharp on a phone, small in a page of many
+MAX_EXTENSION = 6  # characters, as in .jpeg; a longer one is part of the name
+LONG_WORD = 16  # characters; shorter words are not broken
 
 CLUSTERS = (
     "The model groups the patches of an image into clusters; each heat map shows one cluster. Its region is "
@@ -54,7 +62,16 @@ LAYERS = {
 TOKEN_NAMES = {"soft": "Clusters", "tessellation": "Super tokens", "hard": "Tokens"}
 
 
-def explanation_page(explanation: Explanation) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What made a page, shown in its footer; empty parts are left out."""
+
+    model: str = ""
+    checkpoint: str = ""  # shown as it is; a path may name the machine or its user
+    date: datetime.date | None = None
+
+
+def explanation_page(explanation: Explanation, *, origin: Origin | None = None) -> str:
     """The page of one explanation."""
     name = explanation.class_name(explanation.target)
     p = float(explanation.probabilities[explanation.target])
@@ -68,7 +85,7 @@ def explanation_page(explanation: Explanation) -> str:
             f"on a grid of {grid} patches, in {module_name(explanation.layer)}",
         ),
     ]
-    title = f"Why “{name}”?"
+    title = _question(explanation)
     intro = CLUSTERS if explanation.of == "groups" else ATTENTION_CLUSTERS
     body = [header(title, figures), section("Cluster importance", intro, colour_key() + card(explanation))]
     if explanation.attention is not None and explanation.of == "groups":
@@ -77,21 +94,46 @@ def explanation_page(explanation: Explanation) -> str:
         intro = LAYERS[explanation.layers[-1].form]
         body.append(section("Tokens of each layer", intro, _layer_strip(explanation)))
     body.append(section("Class probabilities", "The most probable classes.", _class_table(explanation)))
-    return page(title, body)
+    return page(title, body, origin=origin)
+
+
+def _question(explanation: Explanation) -> str:
+    target = explanation.class_name(explanation.target)
+    if not explanation.target_is_prediction:
+        return f"What speaks for “{target}”?"
+    if explanation.truth in (None, explanation.target):
+        return f"Why “{target}”?"
+    return f"Why “{target}” and not “{explanation.class_name(explanation.truth)}”?"
 
 
 # Parts of every page.
 
 
-def page(title: str, body: Iterable[str]) -> str:
-    """A whole document."""
+def page(title: str, body: Iterable[str], *, origin: Origin | None = None, css: str = "") -> str:
+    """A whole document; ``css`` is added to the style of all pages."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n"
-        f"<body>\n<main>\n{''.join(body)}</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>{style()}{css}</style>\n</head>\n"
+        f"<body>\n<main>\n{''.join(body)}</main>\n{_footer(origin or Origin())}</body>\n</html>\n"
     )
+
+
+@functools.cache
+def style() -> str:
+    """The style of all pages."""
+    return resources.files("visualtokens.explain").joinpath("page.css").read_text("utf-8")
+
+
+def _footer(origin: Origin) -> str:
+    parts = [f"Model {_wrappable(origin.model)}"] if origin.model else []
+    parts += [f"Checkpoint {_wrappable(origin.checkpoint)}"] if origin.checkpoint else []
+    if origin.date is not None:
+        day = origin.date.isoformat()
+        parts.append(f'<time datetime="{day}">{day}</time>')
+    items = "".join(f"<li>{part}</li>\n" for part in parts)
+    return f"<footer>\n<ul>\n{items}</ul>\n</footer>\n" if parts else ""
 
 
 def write_page(path: str | Path, text: str) -> Path:
@@ -108,17 +150,21 @@ def write_page(path: str | Path, text: str) -> Path:
 def header(title: str, figures: Sequence[KeyFigure]) -> str:
     """The title and the key figures below it."""
     cells = "".join(
-        f'<div><dt>{escape(label)}</dt><dd class="value">{escape(value)}</dd>'
+        f'<div><dt>{escape(label)}</dt><dd class="value">{_wrappable(value)}</dd>'
         f'<dd class="note">{escape(note)}</dd></div>\n'
         for label, value, note in figures
     )
     row = f'<dl class="figures">\n{cells}</dl>\n' if figures else ""
-    return f"<header>\n<h1>{escape(title)}</h1>\n{row}</header>\n"
+    return f"<header>\n<h1>{_wrappable(title)}</h1>\n{row}</header>\n"
 
 
-def section(title: str, intro: str, body: str) -> str:
-    """A heading, an introduction and the content, which is HTML."""
-    return f'<section>\n<h2>{escape(title)}</h2>\n<p class="intro">{escape(intro)}</p>\n{body}</section>\n'
+def section(title: str, intro: str, body: str, *, anchor: str = "", kind: str = "") -> str:
+    """A heading, an introduction and the content, which is HTML; ``anchor`` is its id, ``kind`` its class."""
+    attributes = (f' id="{anchor}"' if anchor else "") + (f' class="{kind}"' if kind else "")
+    return (
+        f"<section{attributes}>\n<h2>{escape(title)}</h2>\n"
+        f'<p class="intro">{escape(intro)}</p>\n{body}</section>\n'
+    )
 
 
 def notes(lines: Sequence[str]) -> str:
@@ -130,6 +176,28 @@ def notes(lines: Sequence[str]) -> str:
 def command(text: str) -> str:
     """A shell command."""
     return f"<pre><code>{escape(text)}</code></pre>\n"
+
+
+def file_name(name: str) -> str:
+    """A file name that wraps after separators, but not inside or just before its extension."""
+    extension = PurePosixPath(name).suffix
+    if not extension or len(extension) > MAX_EXTENSION:
+        return _wrappable(name)
+    stem = name.removesuffix(extension)
+    last = re.split(r"[/_-]", stem)[-1]
+    kept = len(last) if 0 < len(last) <= 8 else min(len(stem), 4)  # characters that stay with the extension
+    before, end = stem[: len(stem) - kept], stem[len(stem) - kept :] + extension
+    wrap = "<wbr>" if before else ""
+    return f'{_wrappable(before)}{wrap}<span class="nowrap">{escape(end)}</span>'
+
+
+def _wrappable(text: str) -> str:
+    """Text with break opportunities after the separators of long words; copying it adds no character."""
+    words = (
+        re.sub(r"(?<=\w)([/_-]+)(?=\w)", r"\1<wbr>", escape(word)) if len(word) >= LONG_WORD else escape(word)
+        for word in re.split(r"(\s+)", text)
+    )
+    return "".join(words)
 
 
 # Parts that show explanations.
@@ -144,8 +212,11 @@ def colour_key() -> str:
     )
 
 
-def card(explanation: Explanation, *, name: str = "", side: int = SIDE) -> str:
-    """The image with its prediction, and the top clusters by decreasing importance."""
+def card(explanation: Explanation, *, name: str = "", note: str = "", side: int = SIDE) -> str:
+    """The image with its prediction, and the top clusters by decreasing importance.
+
+    ``note`` is shown after the ``name`` of the image's file.
+    """
     image, box = resize_for_display(explanation.image, explanation.crop_box, side=side)
     clusters = []
     for position, k in enumerate(explanation.top, start=1):
@@ -155,28 +226,37 @@ def card(explanation: Explanation, *, name: str = "", side: int = SIDE) -> str:
     return (
         '<article class="sample">\n<div class="subject">\n'
         f'<img src="{data_uri(frame_crop(image, box))}" alt="{escape(alt)}">\n'
-        f'<div class="prediction">\n{_prediction(explanation, name)}</div>\n</div>\n'
+        f'<div class="prediction">\n{_prediction(explanation, name, note)}</div>\n</div>\n'
         f'<ol class="clusters">\n{"".join(clusters)}</ol>\n</article>\n'
     )
 
 
-def _prediction(explanation: Explanation, name: str) -> str:
+def _prediction(explanation: Explanation, name: str, note: str) -> str:
     predicted, truth = explanation.predicted, explanation.truth
-    p = explanation.probabilities[predicted]
-    lines = [f'<p class="class">{escape(explanation.class_name(predicted))} <b>{p:.2f}</b></p>\n']
+
+    def named(number: int) -> str:
+        probability = _probability(float(explanation.probabilities[number]))
+        return f"{_wrappable(explanation.class_name(number))} <b>{probability}</b>"
+
+    lines = [f'<p class="class">{named(predicted)}</p>\n']
     if truth is None:
         lines.append('<p class="aside">true class unknown</p>\n')
     elif truth == predicted:
         lines.append('<p class="truth correct">✓ correct</p>\n')
     else:
-        true_class = escape(explanation.class_name(truth))
-        lines.append(f'<p class="truth wrong">✗ true class: {true_class}</p>\n')
+        lines.append(f'<p class="truth wrong">✗ true class: {named(truth)}</p>\n')
     if not explanation.target_is_prediction:
-        target = escape(explanation.class_name(explanation.target))
-        lines.append(f'<p class="aside">explained class: {target}</p>\n')
+        target = _wrappable(explanation.class_name(explanation.target))
+        p = _probability(float(explanation.probabilities[explanation.target]))
+        lines.append(f'<p class="aside">explained class: {target} ({p})</p>\n')
     if name:
-        lines.append(f'<p class="aside">{escape(name)}</p>\n')
+        after = f' <span class="nowrap">{escape(note)}</span>' if note else ""
+        lines.append(f'<p class="aside">{file_name(name)}{after}</p>\n')
     return "".join(lines)
+
+
+def _probability(p: float) -> str:
+    return "&lt; 0.01" if p < 0.005 else f"{p:.2f}"
 
 
 def _cluster(explanation: Explanation, k: int, position: int, source: str) -> str:
@@ -192,6 +272,65 @@ def _cluster(explanation: Explanation, k: int, position: int, source: str) -> st
         f'<li><img src="{source}" alt="{escape(alt)}"><p class="change"><b>{change}</b>{word}</p>'
         f"{_bar(('kept', min(before, after)), difference)}</li>\n"
     )
+
+
+# Parts of a page of many images.
+
+
+def index(links: Iterable[str]) -> str:
+    """The :func:`index_link` of every image."""
+    return f'<ol class="index">\n{"".join(links)}</ol>\n'
+
+
+def index_link(anchor: str, source: str, caption: str, *, alt: str, kind: str) -> str:
+    """A small picture with a caption that links to an anchor; ``kind`` are its CSS classes."""
+    return (
+        f'<li class="{kind}"><a href="#{anchor}"><img src="{source}" alt="{escape(alt)}">'
+        f"<span>{_wrappable(caption)}</span></a></li>\n"
+    )
+
+
+def item(anchor: str, body: str, *, kind: str) -> str:
+    """Content with an anchor; ``kind`` are its CSS classes."""
+    return f'<div id="{anchor}" class="{kind}">\n{body}</div>\n'
+
+
+def back_link(anchor: str, text: str) -> str:
+    """A link to an anchor that stays in view."""
+    return f'<p class="back"><a href="#{anchor}">↑ {escape(text)}</a></p>\n'
+
+
+class Choice(NamedTuple):
+    """A choice of a filter: the CSS class of the items that it shows, its label, and their number."""
+
+    kind: str
+    label: str
+    size: int
+
+
+def choices(options: Sequence[Choice]) -> tuple[str, str]:
+    """A filter of the elements of class ``item``, as HTML and CSS; the first choice shows all of them.
+
+    Browsers without ``:has()`` show all items and no filter.
+    """
+    labels = [
+        f'<label><input type="radio" name="show" id="show-{kind}"{" checked" if i == 0 else ""}> '
+        f"{escape(label)} <small>({size})</small></label>\n"
+        for i, (kind, label, size) in enumerate(options)
+    ]
+    rules = [
+        f"body:has(#show-{kind}:checked) :is(.item:not(.{kind}), .group:not(:has(.{kind}))) "
+        "{ display: none; }\n"
+        for kind, _, _ in options[1:]
+    ]
+    form = (
+        f'<fieldset class="filter">\n<legend>Show</legend>\n<div>\n{"".join(labels)}</div>\n'
+        "<p>A class shows the images of this class and those predicted as it.</p>\n</fieldset>\n"
+    )
+    return form, "".join(rules)
+
+
+# Parts of the page of one explanation.
 
 
 def _layer_strip(explanation: Explanation) -> str:
@@ -238,133 +377,3 @@ def _bar(*parts: tuple[str, float]) -> str:
     """A bar of adjacent parts: the CSS class and the share, 0 to 1, of each."""
     inside = "".join(f'<i class="{kind}" style="width: {100 * share:.1f}%"></i>' for kind, share in parts)
     return f'<div class="bar">{inside}</div>'
-
-
-# One column, system fonts, and two colours that colour-blind readers can tell apart.
-CSS = """
-:root {
-  color-scheme: light dark;
-  --page: #fbfaf7; --panel: #ffffff; --ink: #1b1c20; --soft: #62656e; --line: #e4e2dc; --track: #eceae4;
-  --right: 31 94 168; --wrong: 196 73 17;
-  --font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", sans-serif;
-  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #131417; --panel: #1b1c21; --ink: #ededf0; --soft: #a2a5b0; --line: #2f3139; --track: #2b2d34;
-    --right: 122 174 242; --wrong: 255 146 89;
-  }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--page); color: var(--ink);
-  font: 16px/1.55 var(--font); font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%;
-}
-main { max-width: 1120px; margin: 0 auto; padding: clamp(24px, 6vw, 72px) clamp(18px, 4vw, 40px); }
-h1 {
-  margin: 0; max-width: 24ch; overflow-wrap: anywhere; text-wrap: balance;
-  font-size: clamp(1.8rem, 1.3rem + 2.4vw, 2.9rem); line-height: 1.12; letter-spacing: -.022em;
-  font-weight: 680;
-}
-h2 { margin: 0 0 6px; font-size: 1.35rem; line-height: 1.25; letter-spacing: -.012em; font-weight: 650; }
-h3 { margin: 0 0 8px; font-size: .95rem; font-weight: 600; }
-p { margin: 0; }
-section { margin-top: clamp(44px, 6vw, 76px); }
-.intro { max-width: 68ch; margin-bottom: 24px; color: var(--soft); text-wrap: pretty; }
-img, svg { display: block; max-width: 100%; }
-
-.figures {
-  display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 24px 28px;
-  margin: clamp(26px, 4vw, 44px) 0 0; padding: 0;
-}
-.figures div { max-width: 320px; border-top: 2px solid var(--ink); padding-top: 10px; }
-.figures dt { font-size: .875rem; font-weight: 600; }
-.figures dd { margin: 0; overflow-wrap: anywhere; }
-.figures .value { margin: 4px 0 2px; font-size: clamp(1.6rem, 1.2rem + 1.6vw, 2.2rem); line-height: 1.15;
-  letter-spacing: -.02em; font-weight: 640; }
-.figures .note { font-size: .875rem; line-height: 1.4; color: var(--soft); }
-
-.panels { display: grid; gap: 28px 40px;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 310px), 1fr)); }
-figure { margin: 0; }
-.chart { width: 100%; max-width: 500px; height: auto; font: 13px var(--font); }
-.chart .grid { stroke: var(--line); stroke-width: 1; }
-.chart .tick { fill: var(--soft); }
-.chart .line { fill: none; stroke-width: 2.5; stroke-linecap: round; stroke-linejoin: round; }
-.chart .end { font-weight: 650; }
-.chart .main { stroke: rgb(var(--right)); } .chart .second { stroke: var(--soft); stroke-dasharray: 1.5 5; }
-.chart .dot-main, .chart .end-main { fill: rgb(var(--right)); }
-.chart .dot-second, .chart .end-second { fill: var(--soft); }
-
-.wide { overflow-x: auto; }
-table { border-collapse: separate; border-spacing: 1px; font-size: .875rem; }
-.matrix { font-size: .8rem; }
-caption { caption-side: bottom; padding-top: 10px; text-align: left; color: var(--soft); }
-th { font-weight: 500; color: var(--soft); }
-tbody th { padding-right: 8px; text-align: right; max-width: 18ch; white-space: nowrap; overflow: hidden;
-  text-overflow: ellipsis; }
-thead th { padding-bottom: 4px; vertical-align: bottom; }
-thead .tall { writing-mode: vertical-rl; transform: rotate(180deg); text-align: left; white-space: nowrap;
-  padding: 4px 0 0; margin: 0 auto; }
-.matrix td { min-width: 23px; height: 34px; padding: 0 1px; text-align: center; border-radius: 4px; }
-@media (min-width: 700px) { .matrix td { min-width: 50px; height: 44px; }
-  .matrix { font-size: 1rem; border-spacing: 2px; } }
-.matrix .hit { background: rgb(var(--right) / calc(.1 + .3 * var(--share))); font-weight: 600; }
-.matrix .miss { background: rgb(var(--wrong) / calc(.3 + .6 * var(--share))); font-weight: 700;
-  outline: 1.5px solid rgb(var(--wrong)); outline-offset: -1.5px; }
-.matrix .none { color: var(--soft); opacity: .45; }
-.matrix .share { padding-left: 8px; text-align: right; color: var(--soft); }
-.list td, .list th { max-width: none; padding: 7px 18px 7px 0; text-align: left;
-  border-bottom: 1px solid var(--line); }
-.list { border-spacing: 0; }
-.list .number { text-align: right; }
-.list .track { min-width: min(24vw, 220px); }
-.list .bar { margin: 0; }
-
-.key { display: flex; align-items: center; gap: 10px; margin-bottom: 20px;
-  font-size: .875rem; color: var(--soft); white-space: nowrap; }
-.key i { flex: 0 1 180px; height: 10px; border-radius: 5px; }
-.sample {
-  display: grid; grid-template-columns: 150px 1fr; gap: 20px 28px; margin-top: 16px; padding: 22px;
-  background: var(--panel); border: 1px solid var(--line); border-radius: 14px;
-}
-.sample img { width: 100%; border-radius: 6px; }
-.prediction { margin-top: 12px; line-height: 1.4; overflow-wrap: anywhere; }
-.class { font-size: 1.2rem; font-weight: 650; letter-spacing: -.01em; }
-.class b { font-weight: 400; color: var(--soft); }
-.truth { font-size: .9rem; }
-.truth.correct { color: rgb(var(--right)); }
-.truth.wrong { color: rgb(var(--wrong)); font-weight: 650; }
-.aside { margin-top: 4px; font-size: .8rem; color: var(--soft); }
-.clusters { display: grid; grid-template-columns: repeat(6, 1fr); gap: 18px 14px;
-  align-content: start; margin: 0; padding: 0; list-style: none; }
-.change { margin-top: 8px; font-size: .75rem; line-height: 1.35; color: var(--soft); }
-.change b { display: block; font-size: 1.1rem; font-weight: 650; color: var(--ink); }
-.bar { display: flex; height: 6px; margin-top: 6px; border-radius: 3px; overflow: hidden;
-  background: var(--track); }
-.bar .kept { background: rgb(var(--right) / .35); } .bar .lost { background: rgb(var(--right)); }
-.bar .gained { background: rgb(var(--wrong)); }
-.strip { max-width: 900px; }
-@media (max-width: 900px) { .clusters { grid-template-columns: repeat(3, 1fr); } }
-@media (max-width: 640px) {
-  .sample { grid-template-columns: 1fr; padding: 16px; }
-  .subject { display: grid; grid-template-columns: 42% 1fr; gap: 16px; align-items: center; }
-  .prediction { margin-top: 0; }
-  .clusters { gap: 16px 10px; }
-  .figures { grid-template-columns: 1fr 1fr; gap: 20px; }
-  .key { font-size: .8rem; }
-}
-
-.notes { max-width: 72ch; margin: 0; padding-left: 1.2em; } .notes li + li { margin-top: 6px; }
-pre { margin: 0; padding: 14px 16px; overflow-x: auto; background: var(--panel);
-  border: 1px solid var(--line); border-radius: 10px; font: .875rem/1.5 var(--mono); }
-@media print {
-  :root { --page: #fff; } main { padding: 0; max-width: none; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
-  .sample, .figures div, figure, .matrix, tr { break-inside: avoid; }
-  h2, .intro, .key { break-after: avoid; break-inside: avoid; }
-  .sample { grid-template-columns: 110px 1fr; padding: 14px; }
-  .clusters { grid-template-columns: repeat(6, 1fr); gap: 10px; }
-  pre { white-space: pre-wrap; }
-}
-"""

@@ -124,13 +124,24 @@ class RelativePosition(nn.Module):
         self.table = nn.Parameter(torch.empty(heads, 2 * window[0] - 1, 2 * window[1] - 1))
         nn.init.trunc_normal_(self.table, std=0.02)
 
+    def set_window(self, window: tuple[int, int]) -> None:
+        """Interpolates the table for another window; the bias for a grid of that size does not change."""
+        table = resize_positions(self.table.detach(), window).clone()
+        self.table = nn.Parameter(table, requires_grad=self.table.requires_grad)
+        self.window = window
+
     def forward(self, grid: tuple[int, int]) -> Tensor:
         """Returns the bias ``(heads, N, N)`` for the N = H·W tokens of the grid."""
         height, width = grid
-        table: Tensor = self.table
-        if grid != self.window:
-            size = (2 * height - 1, 2 * width - 1)
-            table = F.interpolate(table.unsqueeze(0), size, mode="bicubic", align_corners=True).squeeze(0)
+        table = resize_positions(self.table, grid)
         # A query at y has its key y' at offset y - y': a window that slides backwards over the table.
         offsets = table.flip(1, 2).unfold(1, height, 1).unfold(2, width, 1)  # (heads, H, W, H, W)
         return offsets.flip(1, 2).flatten(3, 4).flatten(1, 2)
+
+
+def resize_positions(table: Tensor, window: tuple[int, int]) -> Tensor:
+    """Interpolates the values of all offsets in a window for a window (H, W): ``(heads, 2H - 1, 2W - 1)``."""
+    size = (2 * window[0] - 1, 2 * window[1] - 1)
+    if table.shape[1:] == size:
+        return table
+    return F.interpolate(table.unsqueeze(0), size, mode="bicubic", align_corners=True).squeeze(0)

@@ -9,9 +9,10 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError
+from visualtokens.models.registry import AnySize
 
 
-class Classifier(nn.Module):
+class Classifier(AnySize, nn.Module):
     """A model that computes ``forward_head(forward_features(x))``, with a linear classifier as its head."""
 
     def add_head(self, num_features: int, num_classes: int, *, global_pool: str, drop_rate: float) -> None:

@@ -6,6 +6,7 @@ The ``stvit_iso_*`` variants have no convolutions, for the comparison with Swin 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,16 +18,17 @@ from torch import Tensor, nn
 from visualtokens.errors import unknown
 from visualtokens.grouping import Tap
 from visualtokens.layers import ConvFFN, ResidualConv, SuperTokenAttention, convolutions
+from visualtokens.layers.attention import RelativePosition
 from visualtokens.layers.convolutions import channels_last, to_map, to_tokens
 from visualtokens.models.pyramid import Pyramid, init_weights
-from visualtokens.models.registry import register_family
+from visualtokens.models.registry import ImageSize, check_size, register_family
 from visualtokens.ops.super_tokens import Border
 
 SMALL: dict[str, Any] = dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
 SWIN_T: dict[str, Any] = dict(channels=(96, 192, 384, 768), depths=(2, 2, 6, 2), heads=(3, 6, 12, 24))
 LAYER_SCALE: dict[str, Any] = dict(layer_scale=(0.0, 0.0, 1e-6, 1e-6))  # in stages 3 and 4 only
 ISO: dict[str, Any] = dict(stem="patch", convolutions=False, projection=0)
-RPE: dict[str, Any] = dict(windows=(7, 7, 14, 7))  # grids of super tokens for 224×224 images
+RPE: dict[str, Any] = dict(position=True)
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "stvit_small": SMALL | dict(drop_path_rate=0.1),
@@ -167,6 +169,14 @@ def project(dim_in: int, dim: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(dim_in, dim, 1), nn.BatchNorm2d(dim), nn.SiLU())
 
 
+def super_token_grids(img_size: tuple[int, int], cells: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the grid of super tokens in each stage; cells at the border may be cut."""
+    rows, columns = (
+        [math.ceil(math.ceil(side / (4 * 2**i)) / cell) for i, cell in enumerate(cells)] for side in img_size
+    )
+    return list(zip(rows, columns, strict=True))
+
+
 STEMS: dict[str, Callable[[int, int], nn.Module]] = {"conv": conv_stem, "patch": patch_stem}
 
 
@@ -177,8 +187,8 @@ class STViT(Pyramid):
     ``border="released"`` reproduces the released models, ``"exact"`` gives no weight to neighbours outside
     the map; see :func:`~visualtokens.ops.super_token_association`. ``projection`` is the number of
     channels between the last stage and the pooling, 0 for a LayerNorm instead. Without convolutions
-    (Table II): ``stem="patch"``, ``convolutions=False`` and, per stage, ``windows``, the side of the grid
-    for which a relative position bias is learned.
+    (Table II): ``stem="patch"``, ``convolutions=False`` and ``position=True``, which learns a relative
+    position bias for the super tokens of images of ``img_size``.
     """
 
     def __init__(
@@ -194,7 +204,8 @@ class STViT(Pyramid):
         layer_scale: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
         stem: str = "conv",
         convolutions: bool = True,
-        windows: Sequence[int] | None = None,
+        position: bool = False,
+        img_size: ImageSize = 224,
         projection: int = 1024,
         in_chans: int = 3,
         num_classes: int = 1000,
@@ -205,6 +216,7 @@ class STViT(Pyramid):
         if stem not in STEMS:
             raise unknown("stem", stem, STEMS)
         drop_paths = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
+        windows = super_token_grids(check_size(img_size), cells)
         stages: list[Stage] = []
         for i, dim in enumerate(channels):
             attention = functools.partial(
@@ -214,7 +226,7 @@ class STViT(Pyramid):
                 cell=(cells[i], cells[i]),
                 n_iter=n_iter,
                 border=border,
-                window=None if windows is None else (windows[i], windows[i]),
+                window=windows[i] if position else None,
             )
             blocks = [
                 Block(
@@ -240,10 +252,24 @@ class STViT(Pyramid):
             final=project(channels[-1], projection) if projection else LayerNorm2d(channels[-1], eps=1e-6),
             num_features=projection or channels[-1],
         )
+        self.cells = tuple(cells)
         init_weights(self)
         for module in self.modules():
             if isinstance(module, Block):
                 module.init_residual_convolutions()
+
+    def set_input_size(
+        self, img_size: ImageSize | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
+        """Changes the input size in ``pretrained_cfg``, and interpolates relative positions for it."""
+        super().set_input_size(img_size, patch_size)
+        if img_size is None:
+            return
+        windows = super_token_grids(check_size(img_size), self.cells)
+        for stage, window in zip(self.stages, windows, strict=False):  # the last stages may be pruned
+            for module in stage.modules():
+                if isinstance(module, RelativePosition):
+                    module.set_window(window)
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("position.table")}

@@ -47,6 +47,9 @@ class VTResNet(TokenClassifier):
     ``options`` are the fields of :class:`~visualtokens.models.vt_stage.VTOptions`. ``stem="small"`` is for
     32×32 images: a 3×3 convolution of stride 1 without max-pool. ``width`` scales all channels.
     ``init_from`` is a timm ResNet or a checkpoint of one, from which stem and layers 1 to 3 are initialised.
+    ``output_stride`` is the stride of the last map: that of layer3 (16, or 4 with the small stem), or twice
+    as much for decoders in which every map halves the one before. The VT stage's map is then averaged over
+    2×2 pixels; the tokens and the classifier do not change.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class VTResNet(TokenClassifier):
         stem: str = "imagenet",
         width: float = 1.0,
         init_from: str | Path | None = None,
+        output_stride: int | None = None,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "avg",
@@ -87,10 +91,22 @@ class VTResNet(TokenClassifier):
         self.vt: VTStage | None = VTStage(
             layer3["num_chs"], scaled(dim), depth=modules, options=vt, drop_paths=rates[sum(blocks) :]
         )
-        self.feature_info.append(dict(layer3, num_chs=self.vt.dim, module="vt"))
+        self.shrink = self._shrinking(output_stride, layer3["reduction"])
+        stride = output_stride or layer3["reduction"]
+        self.feature_info.append(dict(layer3, num_chs=self.vt.dim, reduction=stride, module="vt"))
         self.add_head(vt.token_dim, num_classes, global_pool=global_pool, drop_rate=drop_rate)
         if init_from is not None:
             load_resnet(self, init_from, in_chans=in_chans)
+
+    def _shrinking(self, output_stride: int | None, stride: int) -> nn.Module:
+        """Returns the layer from the VT stage's map of this stride to the last map."""
+        if output_stride in (None, stride):
+            return nn.Identity()
+        if output_stride != 2 * stride:
+            raise UserError(
+                f"output_stride={output_stride}; the last map has stride {stride} or {2 * stride}"
+            )
+        return nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)
 
     def _add_stem(self, stem: str, dim: int) -> None:
         if stem not in STEMS:
@@ -167,7 +183,7 @@ class VTResNet(TokenClassifier):
         if self.vt is not None and end == LEVELS - 1:
             refined, tokens = (self.vt.forward_map(x), None) if intermediates_only else self.vt(x)
             if end in take:
-                maps.append(refined)
+                maps.append(self.shrink(refined))
             x = refined if tokens is None else tokens
         return maps if intermediates_only else (x, maps)
 

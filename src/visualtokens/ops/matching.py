@@ -1,4 +1,4 @@
-"""Token merging by bipartite soft matching."""
+"""Token merging: by bipartite soft matching, and by what each token costs to lose."""
 
 from __future__ import annotations
 
@@ -8,14 +8,93 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visualtokens.ops.groups import group_mean
+from visualtokens.ops.distances import origin, squared_distances
+from visualtokens.ops.groups import group_mean, take
 from visualtokens.ops.numerics import check_finite, no_autocast, upcast
+from visualtokens.ops.seeds import top_k
+
+ROUND = 1 / 8  # share of the tokens that one round of nearest_merge may drop
 
 
 class Merged(NamedTuple):
     tokens: Tensor  # (B, K, C): K = N − r
     size: Tensor  # (B, K): patches per token
     assignment: Tensor  # (B, N): the new token of each old one, for `ungroup(tokens, assignment)`
+
+
+def nearest_merge(
+    x: Tensor,
+    k: int,
+    *,
+    metric: Tensor | None = None,
+    weights: Tensor | None = None,
+    size: Tensor | None = None,
+) -> Merged:
+    """Merge the N tokens of ``x (B, N, C)`` into K: the cheapest to lose join the nearest token that is kept.
+
+    A token costs more to lose the more it weighs and the farther the nearest token j is that can replace it:
+
+        cost_i = w_i ‖m_i − m_j‖
+
+    for ``metric`` m ``(B, N, D)``, which defaults to x, and ``weights`` w ``(B, N)``, which default to ones
+    and must not be negative. If j is cheaper than i, and so would be dropped first, i's second nearest token
+    counts. A round drops at most an eighth of the tokens, so that costs stay true; rounds are repeated until
+    K are left. A new token has the direction of the weighted mean of its group and the weighted mean of their
+    norms: the plain mean of different tokens is shorter than each of them. The order is that of the kept
+    tokens. ``size (B, N)``, by default ones, is summed. Gradients reach x through the means, not through the
+    choice. ``k >= N`` changes nothing.
+    """
+    check_finite("nearest_merge", x=x, metric=metric, weights=weights, size=size)
+    b, n, _ = x.shape
+    if k < 1:
+        raise ValueError(f"k={k}; at least one token must stay")
+    values = upcast(x)
+    size = values.new_ones(b, n) if size is None else size
+    if k >= n:
+        return Merged(x, size, torch.arange(n, device=x.device).expand(b, n))
+    # a group of zero weight would have no mean
+    w = (
+        values.new_ones(b, n)
+        if weights is None
+        else weights.to(values).clamp_min(torch.finfo(values.dtype).tiny)
+    )
+    assignment = _join(x if metric is None else metric, w, k)  # (B, N)
+    length = values.norm(dim=2, keepdim=True)  # (B, N, 1)
+    means, _ = group_mean(torch.cat((values, length), dim=2), assignment, k, weights=w)  # (B, K, C + 1)
+    tokens = F.normalize(means[:, :, :-1], dim=2) * means[:, :, -1:]
+    total = size.new_zeros(b, k).scatter_add(1, assignment, size)
+    return Merged(tokens.to(x.dtype), total, assignment)
+
+
+@torch.no_grad()
+def _join(metric: Tensor, weights: Tensor, k: int) -> Tensor:
+    """Index of each token's nearest kept token among the K kept ones, ``(B, N)``."""
+    b, n, _ = metric.shape
+    points = upcast(metric)
+    distance = squared_distances(points - origin(points)).sqrt_()  # (B, N, N)
+    distance.clamp_min_(1e-12)  # of two equal tokens, the one that weighs less is cheaper to lose
+    kept = torch.arange(n, device=metric.device).expand(b, n)
+    among = distance
+    while kept.shape[1] > k:
+        present = kept.shape[1]
+        cost = _costs_to_lose(among, weights.gather(1, kept))  # (B, present)
+        stay = top_k(cost, max(k, present - max(1, int(present * ROUND))))
+        kept = kept.gather(1, stay)
+        if kept.shape[1] > k:
+            among = take(take(distance, kept).mT, kept)  # (B, stay, stay); the distances are symmetric
+    assignment = take(distance, kept).min(1).indices  # (B, N)
+    # a kept token is its own, even if another kept one is equal to it
+    return assignment.scatter(1, kept, torch.arange(k, device=metric.device).expand(b, k))
+
+
+def _costs_to_lose(distance: Tensor, w: Tensor) -> Tensor:
+    """w_i · distance to the nearest token, or to the second nearest if the nearest is cheaper: ``(B, N)``."""
+    own = torch.eye(w.shape[1], dtype=torch.bool, device=w.device)
+    first, nearest = distance.masked_fill(own, torch.inf).min(2)  # (B, N)
+    cost = w * first
+    others = own | torch.zeros_like(distance, dtype=torch.bool).scatter(2, nearest.unsqueeze(2), True)
+    second = distance.masked_fill(others, torch.inf).amin(2)  # infinite if there are only two tokens
+    return torch.where(cost > cost.gather(1, nearest), w * second, cost)
 
 
 def bipartite_merge(

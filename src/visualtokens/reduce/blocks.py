@@ -23,7 +23,7 @@ from visualtokens.errors import UserError
 from visualtokens.grouping import Tap
 from visualtokens.ops import take
 from visualtokens.reduce.attention import Attended, attention, is_supported
-from visualtokens.reduce.methods import NOTHING, Pool, Pooled, Seen
+from visualtokens.reduce.methods import NOTHING, Pool, Pooled, Seen, keep_none
 from visualtokens.reduce.state import State, advance, grouping_of
 
 
@@ -64,7 +64,7 @@ def reduced_forward(
         bias=None if state.size is None else state.size.log(),  # Appendix E: log s for a token of s patches
         rope=_token_rope(rope, state.anchor),
         alpha=reduction.alpha,
-        needs=pool.needs if active else NOTHING,
+        needs=pool.needs if active and keep else NOTHING,
     )
     x, significance, keys = attention_half(block, x, attend)
 
@@ -76,7 +76,7 @@ def reduced_forward(
             cells=state.cells,
             assign=state.track or (carry and pool.joins),
         )
-        pooled = pool(x[:, prefix:], keep, seen)
+        pooled = pool(x[:, prefix:], keep, seen) if keep else keep_none(x[:, prefix:])
         x = _with_prefix(x, pooled, prefix)  # (B, prefix + K, C)
         k = x.shape[1] - prefix
         state = advance(state, pooled, k, carry=carry, joins=pool.joins, rotary=rope is not None)

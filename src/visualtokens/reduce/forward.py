@@ -38,23 +38,44 @@ def encode(
 
     ``track`` computes the source map; ``blocks`` is the number of blocks to run, all by default.
     """
-    x, rope = _embed(model, images)  # (B, prefix + N, C)
-    grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
-    keep = model.reduction.schedule.tokens(grid[0] * grid[1])
-    layers = list(model.blocks)[:blocks]
-    # rotary positions of joined tokens are computed from the source map
-    track = track or rope is not None or any(block.reduction.tap.wanted() for block in layers)
-    state = State(grid=grid, cells=grid, track=track)
+    x, state, rope = embed(model, images, track=track)
+    keep = model.reduction.schedule.tokens(state.grid[0] * state.grid[1])
     taken = []
-    for i, block in enumerate(layers):
-        block_rope = rope[i] if rope is not None and model.rope_mixed else rope
-        if model.grad_checkpointing:
-            x, state = checkpoint(block, x, state, keep[i], block_rope)
-        else:
-            x, state = block(x, state, keep[i], block_rope)
+    for i in range(len(model.blocks) if blocks is None else blocks):
+        x, state = run_block(model, i, x, state, keep[i], rope)
         if i in take:
             taken.append((x, state))
     return x, state, taken
+
+
+def embed(model: Any, images: Tensor, *, track: bool) -> tuple[Tensor, State, Tensor | None]:
+    """The tokens before the first block, their state, and the rotary positions of an Eva model."""
+    x, rope = _embed(model, images)  # (B, prefix + N, C)
+    grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
+    # rotary positions of joined tokens are computed from the source map
+    track = track or rope is not None or any(block.reduction.tap.wanted() for block in model.blocks)
+    return x, State(grid=grid, cells=grid, track=track), rope
+
+
+def run_block(
+    model: Any, index: int, x: Tensor, state: State, keep: int, rope: Tensor | None
+) -> tuple[Tensor, State]:
+    """The tokens and the state after block ``index``, which keeps at most ``keep`` tokens."""
+    rope = rope[index] if rope is not None and model.rope_mixed else rope
+    if model.grad_checkpointing:
+        return checkpoint(model.blocks[index], x, state, keep, rope)
+    return model.blocks[index](x, state, keep, rope)
+
+
+def read_out(model: Any, x: Tensor, state: State) -> Tensor:
+    """The model's output for the tokens ``x (B, prefix + K, C)`` after the last block."""
+    x = model.norm(x)
+    return model.forward_head(x if reads_prefix_only(model) else spread(model, x, state))
+
+
+def reads_prefix_only(model: Any) -> bool:
+    """Whether the head reads the prefix tokens only, so that no patch matters after the last attention."""
+    return model.global_pool == "token" and model.attn_pool is None and model.num_prefix_tokens > 0
 
 
 def _embed(model: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -78,9 +99,10 @@ def forward(
     model: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Replaces timm's ``forward``."""
-    if model.global_pool == "token" and model.attn_pool is None:  # the head reads prefix tokens only
+    if reads_prefix_only(model):
         _refuse_masks(attn_mask, is_causal)
-        return model.forward_head(model.norm(encode(model, x, track=False)[0]))
+        x, state, _ = encode(model, x, track=False)
+        return read_out(model, x, state)
     return model.forward_head(model.forward_features(x, attn_mask=attn_mask, is_causal=is_causal))
 
 

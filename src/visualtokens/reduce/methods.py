@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
-from visualtokens.ops import bipartite_merge, group_mean, kmeans, kmedoids
+from visualtokens.ops import bipartite_merge, group_mean, kmeans, kmedoids, nearest_merge
 from visualtokens.ops.matching import merge_count
+from visualtokens.ops.numerics import upcast
 from visualtokens.ops.seeds import top_k
 from visualtokens.reduce.attention import Evidence
 
@@ -62,6 +63,11 @@ class Pool(nn.Module):
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
         """Pool ``x (B, n, C)`` to K tokens."""
         raise NotImplementedError
+
+
+def keep_none(x: Tensor) -> Pooled:
+    """What every pool makes of ``x (B, n, C)`` if K is 0."""
+    return Pooled(tokens=x[:, :0], assignment=torch.full(x.shape[:2], -1, device=x.device))
 
 
 class Clustering(Pool):
@@ -170,9 +176,9 @@ class Merge(Pool):
         return total
 
     def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
-        b, n, _ = x.shape
+        n = x.shape[1]
         if k == 0:
-            return Pooled(tokens=x[:, :0], assignment=torch.full((b, n), -1, device=x.device))
+            return keep_none(x)
         # float32 from the first round to the last, so that means of means are not rounded in between
         tokens = x if x.dtype == torch.float64 else x.float()
         metric = (tokens if seen.keys is None else seen.keys).detach()  # (B, n, D)
@@ -186,6 +192,25 @@ class Merge(Pool):
             step = merged.assignment
             assignment = step if assignment is None else step.gather(1, assignment)  # (B, tokens of x)
         return Pooled(tokens=tokens.to(x.dtype), assignment=assignment)
+
+
+class WeightedMerge(Pool):
+    """The tokens that are cheapest to lose, by significance and distance, join their nearest kept token.
+
+    Distances are those of the normalised tokens, as the layers that follow see them.
+    """
+
+    needs = SIGNIFICANCE
+
+    def macs(self, n: int, k: int, dim: int, head_dim: int) -> int:
+        return n * n * dim if k else 0  # all distances, once
+
+    def forward(self, x: Tensor, k: int, seen: Seen) -> Pooled:
+        if k == 0:
+            return keep_none(x)
+        metric = F.layer_norm(upcast(x), x.shape[-1:])
+        merged = nearest_merge(x, k, metric=metric, weights=seen.significance, size=seen.size)
+        return Pooled(tokens=merged.tokens, assignment=merged.assignment)
 
 
 class ConvPool(Pool):
@@ -253,6 +278,7 @@ class Place(NamedTuple):
 Factory = Callable[[Place], Pool]
 Fit = Callable[[tuple[int, ...], tuple[int, int]], tuple[int, ...]]
 
+DEFAULT_METHOD = "weighted_merge"  # the most accurate without training, see benchmarks/imagenet_reduce.py
 METHODS: list[str] = []  # the registered names
 _REGISTRY: dict[str, tuple[Factory, Fit | None]] = {}
 
@@ -294,6 +320,7 @@ register_method("power_bert", lambda place: Select("power_bert"))
 register_method("importance", lambda place: Select("importance"))
 register_method("random", lambda place: Select("random"))
 register_method("merge", lambda place: Merge())
+register_method("weighted_merge", lambda place: WeightedMerge())
 register_method(
     "conv", lambda place: ConvPool(place.dim) if place.k < place.n else KeepAll(), fit=halving_counts
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from timm.layers.attention_pool import AttentionPoolPrr
-from torch import nn
+from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.reduce import forward as passes
@@ -21,7 +22,7 @@ from visualtokens.reduce.blocks import (
     reduced_forward,
     transformer,
 )
-from visualtokens.reduce.methods import Factory, Init, Place, Pool, find_method
+from visualtokens.reduce.methods import DEFAULT_METHOD, Factory, Init, Place, Pool, find_method
 from visualtokens.reduce.schedule import Keep, Schedule
 
 
@@ -32,13 +33,34 @@ class Reduction:
     method: str
     schedule: Schedule
     carry: bool
+    init: Init
+    iterations: int | None
+    normalize_qk: bool
+    alpha: float | Literal["learned"]
+    registered: bool  # whether `method` is a name that `reduce` accepts
+
+    def model_args(self) -> dict[str, Any]:
+        """The arguments of ``reduced_vit`` that repeat this reduction, as JSON values."""
+        if not self.registered:
+            raise UserError(
+                f"the method {self.method!r} has no registered name, so the model cannot be loaded again; "
+                "give it one with visualtokens.reduce.register_method, and reduce by that name"
+            )
+        chosen = {"method": self.method, "keep": list(self.schedule.entries), "carry": self.carry}
+        defaults = {"init": "distinct", "iterations": None, "normalize_qk": False, "alpha": 1.0}
+        own = {name: getattr(self, name) for name in defaults}
+        return chosen | {name: value for name, value in own.items() if value != defaults[name]}
 
 
 def reduce(
     model: nn.Module,
-    method: str | Factory,
+    method: str | Factory = DEFAULT_METHOD,
     *,
-    keep: Keep,
+    keep: Keep | None = None,
+    macs: float | None = None,
+    speedup: float | None = None,
+    latency_ms: float | None = None,
+    images: Tensor | None = None,
     carry: bool = True,
     init: Init = "distinct",
     iterations: int | None = None,
@@ -58,6 +80,7 @@ def reduce(
     | ``power_bert`` | the most significant tokens; the others are dropped |
     | ``importance`` | tokens sampled by significance, without replacement |
     | ``random`` | tokens sampled uniformly, without replacement |
+    | ``weighted_merge`` (default) | tokens that are similar to others and little significant join those |
     | ``merge`` | the most similar pairs are averaged (bipartite soft matching) |
     | ``conv`` | a 2×2 convolution with stride 2; halves the grid as soon as K tokens fit |
 
@@ -66,8 +89,11 @@ def reduce(
     returns the :class:`~visualtokens.reduce.Pool` for a :class:`~visualtokens.reduce.Place`.
 
     ``keep`` is the number of tokens to keep: a list with one number per block, the share of the patches left
-    after the last block (``0.5``), a negative number of tokens to remove in every block (``-13``), or a
-    published schedule (``"deit_small/3"``); see :meth:`Schedule.of <visualtokens.reduce.Schedule.of>`.
+    after the last block (``0.5``), a negative number of tokens to remove in every block (``-13``), a
+    published schedule (``"deit_small/3"``) or a saved plan (``"plan.json"``); see
+    :meth:`Schedule.of <visualtokens.reduce.Schedule.of>`. Instead of ``keep``, give a budget: ``macs``,
+    ``speedup`` or ``latency_ms``, and unlabelled ``images`` to choose the schedule by; see
+    :func:`visualtokens.plan`.
 
     ``carry``: in later attentions, a token that stands for s patches counts s times (Appendix E). Recommended
     for models trained without pooling; not needed for those trained with it.
@@ -84,6 +110,10 @@ def reduce(
     """
     vit: Any = transformer(model)
     check_reducible(vit)
+    if keep is None:
+        keep = _planned(model, method, macs=macs, speedup=speedup, latency_ms=latency_ms, images=images)
+    elif any(budget is not None for budget in (macs, speedup, latency_ms, images)):
+        raise UserError("keep is the schedule itself; leave macs, speedup, latency_ms and images out")
     _check_options(init, iterations, alpha, normalize_qk=normalize_qk)
     schedule = Schedule.of(keep, len(vit.blocks))
     name = method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__)
@@ -105,11 +135,30 @@ def reduce(
         block.reduction = BlockReduction(pool, prefix=vit.num_prefix_tokens, carry=carry, alpha=scale)
         block.reduction.train(block.training)
         block.forward = partial(reduced_forward, block)
-    vit.reduction = Reduction(name, schedule, carry)
+    vit.reduction = Reduction(
+        method=name,
+        schedule=schedule,
+        carry=carry,
+        init=init,
+        iterations=iterations,
+        normalize_qk=normalize_qk,
+        alpha=alpha,
+        registered=isinstance(method, str),
+    )
     for part in REPLACED:
         if part != "pool" or not all(pool.joins for pool in pools):
             setattr(vit, part, partial(getattr(passes, part), vit))
     return model
+
+
+def _planned(model: nn.Module, method: str | Factory, **budget: Any) -> Keep:
+    """The schedule that :func:`visualtokens.plan` finds, as shares of the patches."""
+    # Planning builds on this module, and is imported only if it is needed.
+    plan = importlib.import_module("visualtokens.tune.planning").plan
+    if not isinstance(method, str):
+        raise UserError("a budget needs a registered method; register it, or give keep")
+    found = plan(model, method=method, **budget)
+    return [count / found.patches for count in found.keep]
 
 
 def restore(model: nn.Module) -> nn.Module:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from timm.layers import AttentionPoolLatent, PatchEmbed
 from torch import nn
 
 from visualtokens.errors import UserError, unknown
+from visualtokens.files import read_json
 from visualtokens.reduce.blocks import attentions, check_reducible, transformer
 
 Keep = str | float | Sequence[int] | Sequence[float]
@@ -79,9 +81,12 @@ class Schedule:
         | float, 0 to 1 | share of the patches left after the last block; all blocks keep the same ratio |
         | negative int | tokens that every block removes, at most half of them (r of token merging) |
         | ``"deit_small/3"`` | a schedule of Token Pooling's Tables 3 to 5, as shares of its 196 patches |
+        | ``"plan.json"`` | the schedule of a saved :class:`~visualtokens.tune.planning.Plan`, likewise |
         """
-        if isinstance(keep, str):
-            entries: tuple[int | float, ...] = _published(keep)
+        if isinstance(keep, str) and keep.endswith(".json"):
+            entries: tuple[int | float, ...] = _planned(keep)
+        elif isinstance(keep, str):
+            entries = _published(keep)
         elif isinstance(keep, Sequence):
             entries = tuple(_entry(value, f"keep[{i}]") for i, value in enumerate(keep))
         else:
@@ -134,6 +139,18 @@ def _published(name: str) -> tuple[float, ...]:
     return tuple(count / PATCHES for count in PUBLISHED[model][int(level)])
 
 
+def _planned(path: str) -> tuple[float, ...]:
+    """The shares of the patches that a saved plan keeps."""
+    plan = read_json(Path(path))
+    keep, patches = plan.get("keep"), plan.get("patches")
+    if not isinstance(keep, list) or not isinstance(patches, int) or patches < 1:
+        raise UserError(f"{path!r} is not a plan; give a file that Plan.save or `vtok reduce --plan` wrote")
+    counts = [_entry(value, f"keep[{i}] of {path}") for i, value in enumerate(keep)]
+    if not all(0 <= count <= patches for count in counts):
+        raise UserError(f"{path!r} keeps {keep} of {patches} patches; give numbers from 0 to {patches}")
+    return tuple(count / patches for count in counts)
+
+
 def published_schedules() -> list[str]:
     """The names of the published schedules, which ``keep`` accepts."""
     return [f"{model}/{level}" for model, levels in PUBLISHED.items() for level in range(len(levels))]
@@ -159,16 +176,18 @@ class Macs(NamedTuple):
         return self.stem + sum(self.attention) + sum(self.pooling) + sum(self.mlp) + self.head
 
 
-def macs(model: nn.Module, *, patches: int | None = None) -> Macs:
+def macs(model: nn.Module, *, patches: int | None = None, keep: Sequence[int] | None = None) -> Macs:
     """The multiply-adds of a vision transformer, plain or reduced, for one image.
 
-    ``patches`` is the number of patches of the image, by default that of the model's own image size.
+    ``patches`` is the number of patches of the image, by default that of the model's own image size. ``keep``
+    overrides the tokens after each block of a reduced model.
     """
     vit: Any = transformer(model)
     check_reducible(vit)
     reduced = "reduction" in vit.__dict__
     patches = vit.patch_embed.num_patches if patches is None else patches
     after = vit.reduction.schedule.tokens(patches) if reduced else (patches,) * len(vit.blocks)
+    after = after if keep is None else tuple(keep)
     attention, pooling, mlp = [], [], []
     present, prefix = patches, vit.num_prefix_tokens
     for block, k in zip(vit.blocks, after, strict=False):  # timm may have pruned the last blocks

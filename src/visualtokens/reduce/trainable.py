@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.layers import to_2tuple
+from timm.models import build_model_with_cfg, eva, generate_default_cfgs, register_model, vision_transformer
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
@@ -142,16 +143,21 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
 
     >>> timm.create_model("reduced_vit", base="deit_small_patch16_224", method="kmedoids", keep=0.3)
 
-    ``method``, ``keep``, ``carry``, ``init`` and ``iterations`` are options of ``reduce``; ``price`` and
-    ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are passed to the base.
-    ``pretrained=True`` loads the base's pretrained weights. A checkpoint stores the options in its
-    ``model_args``. Weights have the same names as in the base, so a checkpoint of the base can be loaded.
+    ``method``, ``keep``, ``carry``, ``init``, ``iterations``, ``normalize_qk`` and ``alpha`` are options of
+    ``reduce``; ``price`` and ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are
+    passed to the base. ``pretrained=True`` loads the base's pretrained weights. A checkpoint stores the
+    options in its ``model_args``. Weights have the same names as in the base, so a checkpoint of the base can
+    be loaded. ``img_size`` becomes the model's input size. After ``set_input_size``, a share in ``keep`` is
+    one of the new number of patches; a number of tokens, and every number of ``method="conv"``, stays as it
+    is.
     """
     if not timm.is_model(base):
         raise unknown("base", base, timm.list_models("*vit*"))
     cfg = timm.get_pretrained_cfg(base)
     overlay = options.pop("pretrained_cfg_overlay", None) or {}
     inherited = {name: getattr(cfg, name) for name in INHERITED} if cfg else {}
+    if options.get("img_size") is not None:
+        inherited["input_size"] = (3, *to_2tuple(options["img_size"]))
     if pretrained and not options.get("pretrained_cfg"):
         options["pretrained_cfg"] = cfg
     return build_model_with_cfg(
@@ -159,9 +165,16 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
         NAME,
         pretrained,
         pretrained_cfg_overlay=inherited | overlay | {"architecture": NAME},
+        pretrained_filter_fn=_adapt,
         feature_cfg=dict(out_indices=3, feature_cls="getter"),
         **options,
     )
+
+
+def _adapt(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Resample position embeddings to the input size of the model, as timm does for the base."""
+    family = eva if isinstance(transformer(model), eva.Eva) else vision_transformer
+    return family.checkpoint_filter_fn(weights, model)
 
 
 def _build(
@@ -172,6 +185,8 @@ def _build(
     carry: bool = False,
     init: Init = "distinct",
     iterations: int | None = None,
+    normalize_qk: bool = False,
+    alpha: float | Literal["learned"] = 1.0,
     price: float | None = None,
     pace: float = PACE,
     **options: Any,
@@ -181,6 +196,19 @@ def _build(
     if (price is None) == (method == SOFT):
         raise UserError(f"price={price} with method={method!r}; give a price with method='soft' only")
     model = timm.create_model(base, **options)
+    embed: Any = getattr(model, "patch_embed", None)
+    if getattr(embed, "num_patches", None) == 0:
+        least = max(embed.patch_size)
+        raise UserError(f"img_size={options['img_size']} is less than a patch; give at least {least}")
     if price is not None:
         return reduce(model, soft_extraction(price=price, pace=pace), keep=1.0, carry=False)
-    return reduce(model, method, keep=keep, carry=carry, init=init, iterations=iterations)
+    return reduce(
+        model,
+        method,
+        keep=keep,
+        carry=carry,
+        init=init,
+        iterations=iterations,
+        normalize_qk=normalize_qk,
+        alpha=alpha,
+    )

@@ -7,7 +7,7 @@ import fnmatch
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from visualtokens.errors import UserError
 
@@ -23,24 +23,64 @@ CLASSIFICATION_ONLY = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions:
+class DataOptions:
+    """How ``data`` is opened."""
+
+    val_share: float | None = None
+    """Share of the training images held out for validation, where the data have no validation split, such as
+    0.2. They are always the same images."""
+
+    data_args: dict[str, Any] = field(default_factory=dict)
+    """Further options of the dataset, such as --data_args.label breed for the column of the labels in
+    csv:FILE."""
+
+    def __post_init__(self) -> None:
+        share = self.val_share
+        if share is not None and not 0 < share <= 1:
+            raise UserError(f"val_share={share} must be more than 0 and at most 1")
+        if share is not None and "val_share" in self.data_args:
+            raise UserError("val_share and data_args.val_share are the same option; give one of them")
+        if "seed" in self.data_args:
+            raise UserError("data_args may not hold 'seed'; leave it out")
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """The options with which the dataset is opened: ``data_args`` and ``val_share``."""
+        return self.data_args if self.val_share is None else {**self.data_args, "val_share": self.val_share}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(DataOptions):
     """What a run learns, from which data, with which model. ``TrainConfig`` adds how it is trained."""
 
     model: str
     """Model: one of `vtok models` or any timm model. For segmentation fpn, vt_fpn or upernet, for detection
-    mask_rcnn, cascade_mask_rcnn or retinanet, each with such a model as --model_args.backbone."""
+    mask_rcnn, cascade_mask_rcnn, faster_rcnn or retinanet; each has such a model as --model_args.backbone."""
 
     data: str
-    """Training and validation images: digits, digit_scenes, folder:PATH, npz:FILE, wds:PATH or hfds:NAME.
-    For segmentation digit_scenes, masks:PATH, pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for
-    detection digit_scenes or coco:PATH."""
+    """Training and validation images: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE,
+    wds:PATH or hfds:NAME. For segmentation digit_scenes, masks:PATH, camvid:PATH, cityscapes:PATH, voc:PATH,
+    pets:PATH, ade20k:PATH, cocostuff:PATH or lip:PATH; for detection digit_scenes, coco:PATH, yolo:PATH,
+    voc:PATH, instances:PATH or pennfudan:PATH."""
 
     task: str = "classify"
     """What to learn: classify (one label per image), segment (one class per pixel) or detect (boxes and
     masks of objects)."""
 
     init: str | None = None
-    """Checkpoint folder with the initial weights; a head for different classes is reinitialized."""
+    """Initial weights: a checkpoint folder of this library or of timm, a .safetensors or .pth file, also a
+    released PaCa-ViT or STViT checkpoint, or hf-hub:ORGANIZATION/NAME. A head for different classes is
+    reinitialized."""
+
+    pretrained: bool = False
+    """Start from timm's pretrained weights of the model, for segmentation and detection of the backbone."""
+
+    freeze: int | Literal["backbone"] | None = None
+    """Layers that are not trained: backbone (all but the head), or the stem and this number of stages, of a
+    plain vision transformer blocks."""
+
+    probe: bool = False
+    """Linear probe: train only the classifier on the features of the initial weights."""
 
     size: int | None = None
     """Side of the square input images in pixels; by default the model's own input size. For detection, the
@@ -85,6 +125,7 @@ class TaskOptions:
     """Further arguments of the model, such as --model_args.drop_rate 0.2."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._require("size", self.size is None or self.size >= 1, "at least 1")
         for name in ("mixup", "cutmix"):
             self._require(name, 0 <= getattr(self, name) < math.inf, "at least 0")
@@ -99,6 +140,40 @@ class TaskOptions:
         self._require("distill", self.distill is None or 0 < self.distill <= 1, "more than 0 and at most 1")
         heat = self.distill_temperature
         self._require("distill_temperature", heat is None or 0 < heat < math.inf, "more than 0")
+        self._check_initial_weights()
+
+    def _check_initial_weights(self) -> None:
+        if "pretrained" in self.model_args:
+            raise UserError("model_args may not hold 'pretrained'; give --pretrained")
+        sources = {"pretrained": self.pretrained, "init": self.init, "model_args.init_from": self.init_from}
+        if len(given := [name for name, value in sources.items() if value]) > 1:
+            raise UserError(f"{' and '.join(given)} exclude each other; give one of them")
+        allowed = self.freeze in (None, "backbone") or _is_count(self.freeze)
+        self._require("freeze", allowed, "backbone or a number, at least 0")
+        if self.probe:
+            self._check_probe()
+        if self.frozen is not None and not given:
+            what = "probe" if self.probe else f"freeze={self.freeze}"
+            raise UserError(f"{what} would keep random weights; give --pretrained or --init as well")
+        if self.frozen == "backbone" and self.drop_path is not None:
+            raise UserError(f"drop_path={self.drop_path} has no effect on a frozen backbone; leave it out")
+
+    def _check_probe(self) -> None:
+        if self.task in ("segment", "detect"):
+            raise UserError(f"probe is for classification; with task={self.task} give --freeze backbone")
+        if self.freeze is not None:
+            raise UserError(f"probe freezes the backbone; leave freeze={self.freeze} out")
+
+    @property
+    def init_from(self) -> Any:
+        """The initial weights of a part of the model or of its backbone, in ``model_args``."""
+        body = self.model_args.get("backbone_args") or {}
+        return self.model_args.get("init_from") or body.get("init_from")
+
+    @property
+    def frozen(self) -> int | Literal["backbone"] | None:
+        """The layers that are not trained, as in ``freeze``."""
+        return "backbone" if self.probe else self.freeze
 
     def _require(self, name: str, holds: bool, bounds: str) -> None:
         if not holds:
@@ -140,6 +215,11 @@ class TaskOptions:
         known = ", ".join(self.drop_path)
         raise UserError(f"drop_path has no rate for {model!r}, only for {known}; add one, or '*'")
 
+    @property
+    def backbone(self) -> str:
+        """The timm model that a segmentation model or a detector is built on; empty if none is given."""
+        return str(self.model_args.get("backbone") or "")
+
     def backbone_model_args(self) -> dict[str, Any]:
         """Return ``model_args`` of a model with a backbone, with ``drop_path`` among the backbone's."""
         model_args = dict(self.model_args)
@@ -150,13 +230,17 @@ class TaskOptions:
             raise UserError(
                 "drop_path and model_args.backbone_args.drop_path_rate are the same option; give one of them"
             )
-        rate = self.drop_path_rate(model_args.get("backbone", ""))
+        rate = self.drop_path_rate(self.backbone)
         return model_args | {"backbone_args": body | {"drop_path_rate": rate}}
 
     @property
     def shows_digits(self) -> bool:
         """Whether the images must not be mirrored; unknown data are treated as photographs."""
         return self.data.partition(":")[0] in ("digits", "digit_scenes")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:

@@ -96,6 +96,17 @@ def check_classes(names: Sequence[Any]) -> None:
             raise UserError(f"class {brief(name)} is longer than {MAX_NAME:,} characters; rename it")
 
 
+def check_colours(colours: object, classes: int) -> None:
+    """Raise :class:`UserError` unless these are the RGB colours of this number of classes."""
+    if not isinstance(colours, list) or len(colours) != classes:
+        raise UserError(f"label_colors={brief(colours)} is not a list of {classes:,} colours")
+    for colour in colours:
+        if not isinstance(colour, list) or len(colour) != 3 or not all(map(is_int, colour)):
+            raise UserError(f"label_colors: {brief(colour)} is not a list of three numbers")
+        if not all(0 <= channel <= 255 for channel in colour):
+            raise UserError(f"label_colors: {brief(colour)} must be from 0 to 255")
+
+
 def check_input(stored: object, where: str, *, size: str, dims: int) -> None:
     """Check the preprocessing in ``stored``: its ``size`` of ``dims`` numbers, ([3,] H, W), and the rest."""
     if not isinstance(stored, dict):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from visualtokens.data import BadImage, Share, Split
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import CONFIG, WEIGHTS, load_weights, read_config, read_weights
+from visualtokens.tasks.freeze import freeze
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.schema import (
     check_config,
@@ -44,6 +45,7 @@ class Task(ABC):
     predict_options: tuple[str, ...] = ()  # likewise for `vtok predict` and `predict`
     pictures: tuple[str, ...] = ()  # endings of the pictures of a prediction: <name>_<ending>.png
     eval_batch: int = 64  # default batch size of an evaluation
+    predicts_batches: bool = False  # whether `predict_batch` is faster than one image after the other
 
     @abstractmethod
     def open(self, options: TaskOptions) -> Training[Any]:
@@ -55,8 +57,11 @@ class Task(ABC):
         preprocessing."""
 
     @abstractmethod
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> Any:
-        """Open a dataset to evaluate ``model`` on; it has ``classes`` and a length."""
+    def open_data(self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any) -> Any:
+        """Open a dataset to evaluate a trained model on; it has ``classes`` and a length.
+
+        ``options`` are those of the dataset.
+        """
 
     @abstractmethod
     def loader(self, dataset: Any, preprocess: Any, loading: Loading) -> ExampleLoader[Any]:
@@ -70,11 +75,30 @@ class Task(ABC):
     def predict(self, checkpoint: Checkpoint, image: Image.Image, *_: Any, **options: Any) -> Prediction:
         """Predict one RGB image; ``options`` are those named in ``predict_options``."""
 
+    def prepare(self, checkpoint: Checkpoint, image: Image.Image) -> Any:
+        """Return an RGB image as :meth:`predict_batch` takes it, here unchanged; called from threads."""
+        return image
+
+    def predict_batch(
+        self, checkpoint: Checkpoint, prepared: Sequence[Any], *_: Any, **options: Any
+    ) -> Sequence[Prediction]:
+        """Predict images that :meth:`prepare` returned, with the results of :meth:`predict` for each."""
+        return [self.predict(checkpoint, image, **options) for image in prepared]
+
+    def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
+        """Return the columns of :meth:`Prediction.rows` with their types: str, float or int."""
+        raise UserError(f"predictions of task {self.name!r} have no columns; choose --format jsonl")
+
     def classifier(self, checkpoint: Checkpoint) -> nn.Module:
         """Return a model from images to logits ``(B, classes)``, which explanations need."""
         raise UserError(
             f"a checkpoint of task {self.name!r} cannot be explained yet; give one of a classifier"
         )
+
+    def input_size(self, model: nn.Module, preprocess: Any) -> str:
+        """Return the size of the images that the model sees as text."""
+        size = getattr(preprocess, "size", None)
+        return "of any size" if size is None else f"{size[0]}×{size[1]}"
 
     def resize(self, checkpoint: Checkpoint, size: int) -> Checkpoint:
         """Return the checkpoint with another input size."""
@@ -134,6 +158,10 @@ class Checkpoint:
         """Predict one RGB image, on the device of the model; ``options`` depend on the task."""
         return self.task.predict(self, image, **options)
 
+    def predict_batch(self, images: Iterable[Image.Image], **options: Any) -> Sequence[Prediction]:
+        """Predict several RGB images together; each result is that of :meth:`predict`, up to rounding."""
+        return self.task.predict_batch(self, [self.task.prepare(self, image) for image in images], **options)
+
 
 class Prediction(ABC):
     """What a model predicts for one image."""
@@ -145,6 +173,10 @@ class Prediction(ABC):
     @abstractmethod
     def text(self) -> str:
         """Return the prediction as lines of text."""
+
+    def rows(self) -> list[list[str | float | int | None]]:
+        """Return the prediction as rows of a table with the task's :meth:`~Task.columns`; maybe none."""
+        raise NotImplementedError
 
     def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
         """Write the task's ``pictures`` as ``<folder>/<name>_<ending>.png``; return their paths by kind."""
@@ -231,6 +263,8 @@ class Loss:
 class Training(ABC, Generic[E]):
     """A task with its data and a new model: what the training engine needs to know."""
 
+    notes: Sequence[str] = ()  # for the log of a new run, such as where the weights come from
+
     def __init__(
         self, task: Task, model: nn.Module, *, train_set: Any, val_set: Any, preprocess: Any
     ) -> None:
@@ -271,6 +305,10 @@ class Training(ABC, Generic[E]):
     def describe(self) -> dict[str, Any]:
         """Return what ``config.json`` must hold to build the model without the data."""
 
+    def heads(self) -> set[str]:
+        """Return the names of the parameters outside the backbone, which ``freeze`` leaves trainable."""
+        raise UserError(f"task {self.task.name!r} does not support freeze; leave it out")
+
     def to(self, device: torch.device) -> None:
         """Move what the loss needs besides the model, such as a teacher."""
 
@@ -281,6 +319,9 @@ def open_training(options: TaskOptions) -> Training[Any]:
     options.refuse(task.unused)
     training = task.open(options)
     training.task.check(training.describe())  # what is trained can be loaded
+    if options.frozen is not None:
+        note = freeze(training.model, options.frozen, heads=training.heads(), name=options.model)
+        training.notes = (*training.notes, note)
     return training
 
 
@@ -296,6 +337,12 @@ def sum_over_processes(total: Tensor) -> Tensor:
 
 def require_classes(data: str, found: Sequence[str], checkpoint: str, known: Sequence[str]) -> None:
     """Raise :class:`UserError` if a dataset has other classes than a checkpoint."""
+    new = sorted(set(found) - set(known))
+    if new and len(new) < len(set(found)):
+        raise UserError(
+            f"{data} has classes that {checkpoint} was not trained for: {_names(new)}; "
+            "remove them from the data, or give another checkpoint"
+        )
     if list(found) != list(known):
         raise UserError(
             f"{data} has {_brief(found)}, but {checkpoint} was trained for {_brief(known)}; "
@@ -304,8 +351,11 @@ def require_classes(data: str, found: Sequence[str], checkpoint: str, known: Seq
 
 
 def _brief(classes: Sequence[str]) -> str:
-    shown = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
-    return f"{len(classes)} classes ({shown})"
+    return f"{len(classes)} classes ({_names(classes)})"
+
+
+def _names(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
 
 
 # The registry.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import timm
+import torch
+from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.layers import Format
+from timm.models import group_parameters
 from torch import Tensor, nn
 
 import visualtokens.models as _registers_our_models  # noqa: F401
@@ -17,7 +21,7 @@ from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line
 from visualtokens.tasks.schema import BUILD_ERRORS, BUILDER_ARGS
 
-_PREPROCESSING = ("input_size", "mean", "std", "crop_pct", "interpolation")
+PREPROCESSING = ("input_size", "mean", "std", "crop_pct", "interpolation")  # in timm's pretrained_cfg
 
 
 def build_model(
@@ -34,8 +38,8 @@ def build_model(
             raise UserError(f"model_args may not hold {reserved!r}; leave it out")
     if "num_classes" in model_args:
         raise UserError("model_args may not hold 'num_classes'; the data decides it")
-    overlay = {key: value for key, value in (cfg or {}).items() if key in _PREPROCESSING}
     try:
+        overlay = _preprocessing(cfg)
         return timm.create_model(name, num_classes=classes, pretrained_cfg_overlay=overlay, **model_args)
     except UserError:
         raise
@@ -43,6 +47,32 @@ def build_model(
         raise UserError(
             f"model {name!r} refuses model_args={brief(dict(model_args))}: {one_line(error)}"
         ) from error
+
+
+def adapted_model(
+    name: str,
+    *,
+    weights: Mapping[str, Tensor],
+    classes: int,
+    model_args: Mapping[str, Any],
+    cfg: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Return a classifier with these weights, which timm adapts to its input size.
+
+    Raises one of :data:`BUILD_ERRORS` unless every weight fits. ``cfg`` is that of :func:`build_model`.
+    """
+    given = {"state_dict": dict(weights), "num_classes": classes, "label_offset": 0, "source": None}
+    return timm.create_model(
+        name,
+        pretrained=True,
+        num_classes=classes,
+        pretrained_cfg_overlay=_preprocessing(cfg) | given,
+        **model_args,
+    )
+
+
+def _preprocessing(cfg: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (cfg or {}).items() if key in PREPROCESSING}
 
 
 def timm_cfg(model: nn.Module) -> dict[str, Any]:
@@ -54,7 +84,30 @@ def preprocess_for(model: nn.Module, *, size: int | None = None) -> Preprocess:
     """Return the preprocessing of a model by its timm configuration; ``size`` overrides the input size."""
     cfg = timm_cfg(model)
     height, width = (size, size) if size else cfg["input_size"][-2:]
-    return Preprocess((height, width), tuple(cfg["mean"]), tuple(cfg["std"]), crop=cfg["crop_pct"] or 1.0)
+    return Preprocess(
+        (height, width),
+        tuple(cfg["mean"]),
+        tuple(cfg["std"]),
+        crop=cfg["crop_pct"] or 1.0,
+        interpolation=cfg["interpolation"],
+    )
+
+
+def head_prefixes(model: nn.Module) -> tuple[str, ...]:
+    """Return what the names of the classifier's weights start with; empty if timm does not know it."""
+    names = timm_cfg(model).get("classifier") or ()
+    return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
+
+
+def class_names(model: Any) -> list[str]:
+    """Return the names of the classes of a timm model: those of ImageNet where known, else numbers."""
+    if not model.num_classes:
+        raise UserError("this model has no classes; create it with num_classes=1000, for example")
+    subset = infer_imagenet_subset(model)
+    if subset is None:
+        return [str(i) for i in range(model.num_classes)]
+    names = [name.partition(",")[0] for name in ImageNetInfo(subset).label_descriptions()]  # "tench, Tinca…"
+    return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
 
 
 def has_fixed_size(name: str) -> bool:
@@ -81,6 +134,31 @@ def check_model_args(
             raise unknown(f"model_args of {what}", name, options)
 
 
+# Layers, for layer-wise learning rates and freezing.
+
+V = TypeVar("V")
+Matcher = Callable[[str], tuple[float, ...]]  # from the name of a parameter to the position of its layer
+
+
+def require_layers(model: nn.Module, what: str) -> None:
+    """Raise :class:`UserError` for a model without timm's ``group_matcher``."""
+    if not hasattr(model, "group_matcher"):
+        raise UserError(
+            f"{what} does not name its layers (it has no group_matcher), which layer_decay and a number of "
+            "frozen stages need; leave layer_decay out, give --freeze backbone, or choose another model"
+        )
+
+
+def matcher_under(prefix: str, matcher: Matcher) -> Matcher:
+    """Return the layers of a module for names with its prefix; all other parameters are the last layer."""
+    return lambda name: matcher(name.removeprefix(prefix)) if name.startswith(prefix) else (math.inf,)
+
+
+def flat(name: str) -> str:
+    """Return the name of a weight with underscores instead of dots."""
+    return name.replace(".", "_")
+
+
 FINEST_STRIDE = 4  # finer maps, such as those of a stem, are not used
 MAX_LEVELS = 4
 _SET_OTHERWISE = ("out_indices", "num_classes", "in_chans")
@@ -104,10 +182,11 @@ class Backbone(nn.Module):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        given = dict(options or {})
-        for reserved in given:
+        self.name, self.options = name, dict(options or {})
+        for reserved in self.options:
             if reserved in BUILDER_ARGS or reserved in _SET_OTHERWISE:
                 raise UserError(f"backbone_args may not hold {reserved!r}; leave it out")
+        given = dict(self.options)
         if out_indices is not None:
             given["out_indices"] = tuple(out_indices)
         self.body = _create_features(name, pretrained=pretrained, in_chans=in_chans, options=given)
@@ -143,6 +222,29 @@ class Backbone(nn.Module):
             if module is not self and hasattr(module, "no_weight_decay")
             for parameter in module.no_weight_decay()
         }
+
+    def group_matcher(self, coarse: bool = False) -> Matcher:
+        """Return the layer groups of the backbone by the names of its parameters here.
+
+        They are those of the classifier: timm's feature extractors have none.
+        """
+        with torch.device("meta"):  # only names are needed
+            whole: Any = timm.create_model(self.name, **self.options)
+        require_layers(whole, f"backbone {self.name!r}")
+        groups = group_parameters(whole, whole.group_matcher(coarse=coarse), reverse=True)
+        known = {flat(name): float(group) for name, group in groups.items()}
+        return lambda name: (self.find(known, name.removeprefix("body."), math.inf),)
+
+    def find(self, values: Mapping[str, V], name: str, default: V) -> V:
+        """Return the value of a weight in ``body`` by its flat name in the classifier.
+
+        timm's feature extractors prefix the classifier's names by ``model.`` or ``body.``, or replace the
+        first dots by underscores (``stages_0.blocks``). Flat names have underscores only.
+        """
+        for prefix in ("", "model.", "body."):
+            if name.startswith(prefix) and (found := flat(name.removeprefix(prefix))) in values:
+                return values[found]
+        return default
 
     def forward(self, images: Tensor) -> list[Tensor]:
         maps = self.body(images)

@@ -2,6 +2,6 @@
 
 import sys
 
-from visualtokens.cli import main
+from vtok import main
 
 sys.exit(main(["train", *sys.argv[1:]]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from visualtokens.errors import UserError, unknown
@@ -60,8 +60,9 @@ class TrainConfig(TaskOptions):
     warmup_lr: float | None = None
     """Initial learning rate of the warm-up; by default 1e-6, or lr / 10 if that is less."""
 
-    weight_decay: float = 0.05
-    """Weight decay; not applied to biases, norms and parameters that the model exempts."""
+    weight_decay: float | None = None
+    """Weight decay; not applied to biases, norms and parameters that the model exempts. By default 0.05, with
+    --probe 0."""
 
     layer_decay: float | None = None
     """Layer-wise learning rate decay for fine-tuning: the factor from each layer to the one before it."""
@@ -138,11 +139,15 @@ class TrainConfig(TaskOptions):
             self._require(name, getattr(self, name) >= 0, "at least 0")
         self._require("lr", 0 < self.lr < math.inf, "more than 0")
         for name in ("weight_decay", "clip"):
-            self._require(name, 0 <= getattr(self, name) < math.inf, "at least 0")
+            value = getattr(self, name)
+            self._require(name, value is None or 0 <= value < math.inf, "at least 0")
         self._require("max_bad_images", 0 <= self.max_bad_images <= 1, "from 0 to 1")
         for name in ("ema", "layer_decay"):
             value = getattr(self, name)
             self._require(name, value is None or 0 < value < 1, "more than 0 and less than 1")
+        if self.layer_decay is not None and self.frozen == "backbone":
+            value = self.layer_decay
+            raise UserError(f"layer_decay={value} has no effect on a frozen backbone; leave it out")
 
     def _check_schedule(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -164,6 +169,17 @@ class TrainConfig(TaskOptions):
             self._needs(name, "schedule", self.schedule == "step", "--schedule step")
         self._needs("min_lr", "schedule", self.schedule == "cosine", "--schedule cosine")
         self._needs("warmup_lr", "warmup_epochs", self.warmup > 0, "a warm-up")
+
+    def filled(self) -> dict[str, Any]:
+        """Return all options, with the default that depends on another one filled in."""
+        return asdict(self) | {"weight_decay": self.decay}
+
+    @property
+    def decay(self) -> float:
+        """Weight decay, with the default filled in."""
+        if self.weight_decay is None:
+            return 0.0 if self.probe else 0.05
+        return self.weight_decay
 
     @property
     def warmup(self) -> float:

@@ -1,15 +1,14 @@
-"""One pass over the training images, its statistics and its progress bar."""
+"""One pass over the training images and its statistics."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tqdm import tqdm
-
 from visualtokens.data import BadImages
+from visualtokens.progress import UNKNOWN, Progress
+from visualtokens.tables import metric_name
 from visualtokens.tasks.task import E, ExampleLoader
 from visualtokens.train.distributed import Stop, Team
 from visualtokens.train.step import Learner, StepResult
@@ -74,9 +73,9 @@ def train_epoch(
     every step, with None for a step that was left out because a process had no image for it.
     """
     loader.set_epoch(epoch, start=stats.steps)
-    learner.model.train()
+    learner.train_mode()
     last = time.perf_counter()
-    with progress.epoch(epoch, steps=len(loader), done=stats.steps) as bar:
+    with progress:
         batches = iter(loader)
         for _ in range(stats.steps, len(loader)):
             batch = next(batches)
@@ -95,48 +94,14 @@ def train_epoch(
             stats.steps += 1
             now = time.perf_counter()
             stats.seconds, last = stats.seconds + now - last, now
-            bar.show(stats)
+            progress.advance(images=result.images if result else 0, note=lambda: _note(stats, learner.lr))
             after_step(result)
             last = time.perf_counter()  # logging and saving do not count as training time
     return True
 
 
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-
-
-class Bar:
-    """The progress bar of one epoch."""
-
-    def __init__(self, bar: tqdm[None]) -> None:
-        self._bar = bar
-
-    def show(self, stats: EpochStats) -> None:
-        """Advance by one step."""
-        if self._bar.disable:
-            return
-        means = "".join(f", {name} {mean:.1%}" for name, mean in stats.means.items())
-        text = f"loss {stats.loss:.3f}{means}, {stats.images_per_second:.0f} images/s"
-        self._bar.set_postfix_str(text, refresh=False)  # tqdm refreshes at its own rate
-        self._bar.update()
-
-
-class Progress:
-    """Progress bars on stderr; ``shown=None`` shows them on a terminal only."""
-
-    def __init__(self, shown: bool | None) -> None:
-        self.shown = shown
-
-    @contextlib.contextmanager
-    def epoch(self, number: int, *, steps: int, done: int) -> Iterator[Bar]:
-        """Show the bar of an epoch of ``steps`` steps, ``done`` of which were completed before."""
-        hidden = None if self.shown is None else not self.shown
-        with tqdm(
-            total=steps,
-            initial=done,
-            desc=f"epoch {number + 1}",
-            leave=False,
-            disable=hidden,
-            bar_format=BAR,
-        ) as bar:
-            yield Bar(bar)
-            bar.refresh()  # the last steps may have come faster than its refresh rate
+def _note(stats: EpochStats, lr: float) -> str:
+    """Return the loss, the accuracy and the learning rate as text."""
+    loss = f"loss {stats.loss:.3f}" if stats.images else f"loss {UNKNOWN}"
+    accuracies = [f"{metric_name(n)} {mean:.1%}" for n, mean in stats.means.items() if n.endswith("accuracy")]
+    return ", ".join([loss, *accuracies, f"lr {lr:.2g}"])

@@ -10,7 +10,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,9 @@ from visualtokens.train.snapshot import (
     DAMAGED,
     NAME,
     SNAPSHOTS,
+    DamagedSnapshot,
     Snapshot,
+    list_snapshots,
     load_newest,
     set_aside_after,
     verify,
@@ -67,7 +68,7 @@ def open_run(config: TrainConfig, data: Fingerprint) -> Iterator[Snapshot | None
     out = Path(config.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"out={config.out!r} is a file; give a folder")
-    resume: bool | str = "auto" if restarts() > 0 else config.resume
+    resume = _resumes(config)
     if resume is True and not (out / OPTIONS).exists():
         raise UserError(f"nothing to resume: {config.out!r} holds no run; leave --resume out")
     with saving(out, "nothing was changed"):
@@ -89,6 +90,28 @@ def open_run(config: TrainConfig, data: Fingerprint) -> Iterator[Snapshot | None
         yield None
 
 
+def _resumes(config: TrainConfig) -> bool | str:
+    return "auto" if restarts() > 0 else config.resume
+
+
+def snapshot_to_resume(config: TrainConfig) -> Path | None:
+    """Return the newest intact snapshot if the run resumes from one; changes nothing.
+
+    Options that must not change but do raise :class:`UserError`.
+    """
+    out = Path(config.out)
+    before = read_options(out) if _resumes(config) and out.is_dir() else None
+    if before is None:
+        return None
+    _refuse_changes(config, before)
+    for folder in reversed(list_snapshots(out)):
+        with contextlib.suppress(DamagedSnapshot):
+            verify(folder)
+            if (folder / CONFIG).is_file():  # another process may just have set it aside
+                return folder
+    return None
+
+
 def read_options(out: Path) -> dict[str, Any] | None:
     """Return the options of the run in the folder; None if it holds no run."""
     path = out / OPTIONS
@@ -106,7 +129,7 @@ def read_options(out: Path) -> dict[str, Any] | None:
 
 def changed_option(config: TrainConfig, before: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
     """Return the first option that must not change when a run resumes but does: name, old and new value."""
-    now = json.loads(json.dumps(asdict(config)))  # tuples become lists, as in the file
+    now = json.loads(json.dumps(config.filled()))  # tuples become lists, as in the file
     for name, value in now.items():
         was = before.get(name, config.default(name))
         if name not in MAY_CHANGE and was != value:
@@ -114,15 +137,19 @@ def changed_option(config: TrainConfig, before: Mapping[str, Any]) -> tuple[str,
     return None
 
 
-def _resume(config: TrainConfig, before: Mapping[str, Any], data: Fingerprint) -> Snapshot | None:
-    """Load the snapshot to resume from, None if the run has none; writes only if nothing forbids it."""
-    out = Path(config.out)
+def _refuse_changes(config: TrainConfig, before: Mapping[str, Any]) -> None:
     if changed := changed_option(config, before):
         name, was, value = changed
         raise UserError(
             f"the run in {config.out!r} has {name}={was!r}, not {value!r}; "
             "resume it with the same options, or start again with --overwrite"
         )
+
+
+def _resume(config: TrainConfig, before: Mapping[str, Any], data: Fingerprint) -> Snapshot | None:
+    """Load the snapshot to resume from, None if the run has none; writes only if nothing forbids it."""
+    out = Path(config.out)
+    _refuse_changes(config, before)
     snapshot = load_newest(out)
     if snapshot is not None and snapshot.state.data is not None:
         problem = difference(data, snapshot.state.data)
@@ -168,7 +195,7 @@ def _clear(out: Path) -> None:
 
 
 def _write_options(config: TrainConfig) -> None:
-    write_atomically(Path(config.out) / OPTIONS, lambda path: write_config(path, asdict(config)))
+    write_atomically(Path(config.out) / OPTIONS, lambda path: write_config(path, config.filled()))
 
 
 def publish(out: Path, snapshot: Path, *, best: bool) -> None:

@@ -1,4 +1,4 @@
-"""Logs of a run: JSON lines, and TensorBoard, trackio or wandb if configured."""
+"""Logs of a run: its header, JSON lines, and TensorBoard, trackio or wandb if configured."""
 
 from __future__ import annotations
 
@@ -10,14 +10,35 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+import torch
+
 from visualtokens.errors import UserError
 from visualtokens.files import json_ready, write_atomically
+from visualtokens.progress import count, hardware, header, model_name, parameters
+from visualtokens.tasks.task import Training
+from visualtokens.train.config import TrainConfig
 
 LOG = "log.jsonl"  # one line per epoch
 STEPS = "steps.jsonl"  # one line every few steps
 RUN_ID = "run_id"
 TENSORBOARD = "tensorboard"  # folder of its event files
 PROJECT = "visualtokens"
+
+
+def log_header(config: TrainConfig, training: Training[Any], device: torch.device, *, processes: int) -> None:
+    """Log what is trained, on which data and hardware, and where the output goes."""
+    named = model_name(config.model, config.model_args)
+    size = training.task.input_size(training.model, training.preprocess)
+    train_images, val_images = training.images
+    rows = {
+        "model": f"{named}, {parameters(training.model)}, input {size}",
+        "task": f"{config.task}, {count(len(training.classes), 'class', 'classes')}",
+        "data": f"{config.data}, {train_images:,} training and {val_images:,} validation images",
+        "device": hardware(device, processes=processes, workers=config.workers),
+        "seed": str(config.seed),
+        "output": config.out,
+    }
+    header(rows, shown=True)
 
 
 class Sink(Protocol):

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,10 @@ from visualtokens.checkpoint import pick_device
 from visualtokens.data import BadImage, BadImages
 from visualtokens.errors import UserError
 from visualtokens.files import CannotSave, saving
+from visualtokens.progress import Counted, Progress, rate
+from visualtokens.tables import metric_name
+from visualtokens.tasks.initialize import ResumedFrom
+from visualtokens.tasks.schema import without_initial_weights
 from visualtokens.tasks.task import Evaluation, Loading, open_training
 from visualtokens.train.config import TrainConfig
 from visualtokens.train.distributed import (
@@ -29,10 +33,10 @@ from visualtokens.train.distributed import (
     join_team,
     local_device,
 )
-from visualtokens.train.epoch import EpochStats, Progress, train_epoch
+from visualtokens.train.epoch import EpochStats, train_epoch
 from visualtokens.train.fingerprint import fingerprint
-from visualtokens.train.folder import open_run, publish
-from visualtokens.train.log import Log, forget_steps_after, open_sinks, write_history
+from visualtokens.train.folder import open_run, publish, snapshot_to_resume
+from visualtokens.train.log import Log, forget_steps_after, log_header, open_sinks, write_history
 from visualtokens.train.snapshot import Snapshot, State, load_snapshot, save_snapshot
 from visualtokens.train.step import Diverged, Learner, StepResult
 
@@ -44,7 +48,8 @@ def train(config: TrainConfig, *, progress: bool | None = None) -> TrainResult:
 
     Saves a snapshot after every epoch, or every ``save_every`` steps. SIGINT and SIGTERM end the run after
     the current step, with a snapshot; the result holds the signal. ``progress`` shows a bar; None shows it
-    on a terminal only. Seeds torch's global generator. Processes started by torchrun train together.
+    on a terminal and logs the progress elsewhere. Seeds torch's global generator. Processes started by
+    torchrun train together.
     """
     began = time.perf_counter()
     end_with_torchrun()
@@ -117,7 +122,7 @@ class Run:
         self.out = Path(config.out)
         self.progress = progress if team.is_main else False
         torch.manual_seed(config.seed)  # decides the initial weights
-        self.training = open_training(config)
+        self.training = open_training(_without_initial_weights(config))
         self.score = self.training.task.score
         loading = Loading(
             batch=config.batch,
@@ -145,6 +150,8 @@ class Run:
         """Train the remaining epochs; return the last evaluation, None if a signal came before it."""
         with contextlib.ExitStack() as folder:
             self._open(folder)
+            if self.progress is not False:
+                log_header(self.config, self.training, self.learner.device, processes=self.team.size)
             folder.enter_context(self._logging())
             if self.epoch >= self.config.epochs:
                 return self._evaluate(stop)
@@ -167,6 +174,8 @@ class Run:
         """Open the output folder until ``folder`` is closed, and restore the snapshot to resume from."""
         snapshot = self._open_folder(folder)
         if snapshot is None:
+            for note in self.training.notes if self.team.is_main else ():
+                logger.info("%s", note)
             return
         self.last, state, weights = snapshot
         self.epoch, self.history = state.epoch, state.history
@@ -203,7 +212,7 @@ class Run:
         if not self.team.is_main:
             yield
             return
-        sinks = open_sinks(self.config.log, self.out, options=asdict(self.config), step=self.learner.step)
+        sinks = open_sinks(self.config.log, self.out, options=self.config.filled(), step=self.learner.step)
         self.log = Log(self.out, sinks=sinks)
         try:
             yield
@@ -221,7 +230,14 @@ class Run:
             bad=self.bad_train,
             team=self.team,
             stop=stop,
-            progress=Progress(self.progress),
+            progress=Progress(
+                f"epoch {self.epoch + 1}/{self.config.epochs}",
+                total=len(self.train_loader),
+                done=self.stats.steps,
+                later=(self.config.epochs - self.epoch - 1) * len(self.train_loader),
+                unit="steps",
+                shown=self.progress,
+            ),
             after_step=self._after_step,
         )
         self.total.images += self.stats.images - before.images
@@ -257,7 +273,9 @@ class Run:
         try:
             with self.learner.autocast():
                 evaluation = self.training.evaluate(
-                    self.learner.eval_model, self._val_batches(stop), progress=self.progress
+                    self.learner.eval_model,
+                    Counted(self._val_batches(stop), len(self.val_loader)),
+                    progress=self.progress,
                 )
         except Stopped:
             return None
@@ -299,15 +317,16 @@ class Run:
         self._snapshot()
         if self.log is not None:
             self.log.epoch(self.history, step=self.learner.step)
-            trained = stats.means.get(self.score)
+            name, trained = metric_name(self.score), stats.means.get(self.score)
             logger.info(
-                "epoch %d/%d: loss %.3f%s, %.1f%% in validation, %.0f images/s",
+                "epoch %d/%d: loss %.3f%s, val %s %.1f%%, %s",
                 self.epoch,
                 self.config.epochs,
                 stats.loss,
-                "" if trained is None else f", {self.score} {trained:.1%} in training",
+                "" if trained is None else f", train {name} {trained:.1%}",
+                name,
                 100 * metrics[self.score],
-                stats.images_per_second,
+                rate(stats.images, stats.seconds),
             )
 
     def _is_best(self) -> bool:
@@ -341,7 +360,7 @@ class Run:
         )
         config = self.training.describe() | {
             "task": self.training.task.name,
-            "training": asdict(self.config),
+            "training": self.config.filled(),
         }
         with saving(self.out, self._fallback()):
             self.last = save_snapshot(self.out, state, weights, config, keep=self.config.keep)
@@ -351,3 +370,15 @@ class Run:
         if self.last is None:
             return "there is no snapshot yet"
         return f"the snapshot {self.last.name} is intact; free some space, then resume with --resume auto"
+
+
+def _without_initial_weights(config: TrainConfig) -> TrainConfig:
+    """Return the options of a run that resumes without the sources of its initial weights.
+
+    The snapshot has the weights and describes their input, so the sources may be gone by now.
+    """
+    snapshot = snapshot_to_resume(config)
+    if snapshot is None:
+        return config
+    model_args = without_initial_weights(config.model_args)
+    return replace(config, init=ResumedFrom(snapshot), pretrained=False, model_args=model_args)

@@ -22,7 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from visualtokens.data import derive_seed, generator
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import contiguous_weights, one_line
+from visualtokens.tasks.freeze import eval_frozen
 from visualtokens.tasks.task import E, Loss, Training
+from visualtokens.tasks.timm_models import require_layers
 from visualtokens.train.config import TrainConfig
 from visualtokens.train.distributed import Team
 from visualtokens.train.snapshot import State
@@ -96,6 +98,12 @@ class Learner(Generic[E]):
     def lr(self) -> float:
         """The learning rate of the last step; the maximum over layers."""
         return max(group["lr"] for group in self.optimizer.param_groups)
+
+    def train_mode(self) -> None:
+        """Put the model in training mode, except its frozen layers."""
+        self.model.train()
+        if self.config.frozen is not None:
+            eval_frozen(self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Return the mixed precision context of the configuration."""
@@ -233,8 +241,10 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
     """Return the optimizer, without weight decay on biases, norms and ``model.no_weight_decay()``.
 
     With ``layer_decay``, parameter groups are the layers of ``model.group_matcher()``, each with an
-    ``lr_scale``.
+    ``lr_scale``. Frozen parameters are left out.
     """
+    if config.layer_decay is not None:
+        require_layers(model, f"layer_decay={config.layer_decay}: {type(model).__name__}")
     if config.optimizer not in list_optimizers():
         raise unknown("optimizer", config.optimizer, list_optimizers())
     has_kernel = "fused" in _check_args(config) and next(model.parameters()).device.type in ("cpu", "cuda")
@@ -246,7 +256,7 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
             model,
             opt=config.optimizer,
             lr=config.lr,
-            weight_decay=config.weight_decay,
+            weight_decay=config.decay,
             layer_decay=config.layer_decay,
             **fused,
             **config.optimizer_args,
@@ -255,6 +265,11 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
         raise UserError(
             f"optimizer {config.optimizer!r} refuses optimizer_args={config.optimizer_args}: {error}"
         ) from error
+    if config.layer_decay is not None and all(group["lr_scale"] == 1 for group in optimizer.param_groups):
+        raise UserError(
+            f"layer_decay={config.layer_decay} has no effect: all trained parameters of "
+            f"{type(model).__name__} are in one layer; leave it out"
+        )
     for name, value in config.optimizer_args.items():
         used = optimizer.defaults.get(name)
         if value != (list(used) if isinstance(used, tuple) else used):

@@ -6,27 +6,32 @@ returns the one that keeps most tokens within the budget.
 
 from __future__ import annotations
 
-import copy
+import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from visualtokens.bench import Spread, Timings, interleave, machine, matmul_canary
 from visualtokens.bench.comparison import Candidate, Run, prepare
 from visualtokens.bench.timing import quartiles
 from visualtokens.errors import UserError, unknown
-from visualtokens.reduce.blocks import transformer
-from visualtokens.reduce.methods import METHODS
-from visualtokens.reduce.reduction import reduce, restore
+from visualtokens.files import json_ready, write_atomically
+from visualtokens.progress import count, stage
+from visualtokens.reduce.blocks import check_reducible, transformer
+from visualtokens.reduce.forward import reads_prefix_only
+from visualtokens.reduce.methods import DEFAULT_METHOD, METHODS, find_method
+from visualtokens.reduce.reduction import reduce
 from visualtokens.reduce.schedule import macs as formula_macs
+from visualtokens.tune.calibration import Profile, calibrate, default_profile, plain_copy
 
-MIN_SHARE = 1 / 13  # of the patches after the last block, unless pooling starts in the first block
-STEPS = 60  # schedules per first pooled block
+STEPS = 200  # schedules between the plain model and the last
+SCALES = (0.01, 200.0)  # of the drop rates, from the first of these schedules to the last
 FULL = "full"  # name of the plain model among the candidates
 PROBE_ROUNDS = 2  # rounds of the first, short measurement
 ATTEMPTS = 6  # full measurements per plan
@@ -41,14 +46,24 @@ class Plan:
     method: str
     keep: tuple[int, ...]  # tokens after each block, for reduce(model, plan.method, keep=plan.keep)
     size: tuple[int, int]  # (H, W) of the images
+    patches: int  # of such an image
     macs: int  # of one image
     full_macs: int  # of the plain model
+    rates: tuple[float, ...] | None = None  # relative drop rates of the blocks, if they were calibrated
+    calibrated_on: int | None = None  # images
     batch: int | None = None  # images per call in the measurement
     speedup: Spread | None = None  # over the plain model, paired by round: median and its interval
     images_per_second: Spread | None = None  # median and interquartile range
     latency_ms: Spread | None = None  # of one call
     quiet: bool | None = None  # whether the machine was undisturbed
     machine: dict[str, Any] | None = None
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON, for ``reduce(model, plan.method, keep="plan.json")``."""
+        file = Path(path)
+        text = json.dumps(json_ready(asdict(self)), indent=2)
+        write_atomically(file, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
+        return file
 
 
 def plan(
@@ -57,10 +72,12 @@ def plan(
     macs: float | None = None,
     speedup: float | None = None,
     latency_ms: float | None = None,
-    method: str = "weighted_kmedoids",
+    images: Tensor | None = None,
+    method: str = DEFAULT_METHOD,
     size: tuple[int, int] | None = None,
     batch: int | None = None,
     rounds: int = 5,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """The schedule that keeps most tokens among those that meet a budget. ``model`` is not changed.
 
@@ -77,6 +94,10 @@ def plan(
     model, with random images of ``size`` (H, W), by default the model's own, in batches of ``batch``, by
     default 8, or 1 for latency. If no schedule of :func:`ladder` meets the budget, the error states the
     closest value that is possible.
+
+    ``images (n, 3, H, W)``, preprocessed and unlabelled, decide which blocks drop how many tokens: see
+    :func:`visualtokens.tune.calibration.calibrate`, which calls ``progress`` with the batches done and their
+    number. 64 images take minutes for a ViT-B on two cores. Without them the default drop rates are used.
     """
     budgets = {"macs": macs, "speedup": speedup, "latency_ms": latency_ms}
     given = [(name, value) for name, value in budgets.items() if value is not None]
@@ -87,20 +108,32 @@ def plan(
         raise UserError(f"{name}={budget} must be more than 0")
     if method not in METHODS:
         raise unknown("method", method, METHODS)
+    check_reducible(transformer(model))
     size = size or input_size(model)
-    rungs = ladder(model, method, size=size)
+    profile = None
+    if images is not None:
+        size = (images.shape[2], images.shape[3])
+        share = _expected_share(model, name, budget, size)
+        profile = calibrate(model, images, share=share, method=method, progress=progress).profile
+    rungs = ladder(model, method, size=size, profile=profile)
+    about: dict[str, Any] = dict(
+        method=method,
+        size=size,
+        patches=rungs[0].keep[0],
+        full_macs=rungs[0].macs,
+        rates=None if profile is None else profile.rates,
+        calibrated_on=None if images is None else len(images),
+    )
     if name == "macs":
         rung = _first_within(rungs, budget, method)
-        return Plan(method=method, keep=rung.keep, size=size, macs=rung.macs, full_macs=rungs[0].macs)
+        return Plan(keep=rung.keep, macs=rung.macs, **about)
     batch = batch or (1 if name == "latency_ms" else 8)
     meter = Speedometer(model, method=method, size=size, batch=batch, rounds=rounds)
     index, found = climb(rungs, meter, name=name, budget=budget)
     return Plan(
-        method=method,
         keep=rungs[index].keep,
-        size=size,
         macs=rungs[index].macs,
-        full_macs=rungs[0].macs,
+        **about,
         batch=batch,
         speedup=found.speedup,
         images_per_second=found.images_per_second,
@@ -108,6 +141,17 @@ def plan(
         quiet=found.quiet,
         machine=meter.machine,
     )
+
+
+def _expected_share(model: nn.Module, name: str, budget: float, size: tuple[int, int]) -> float:
+    """The share of the multiply-adds at which drop rates are calibrated for a budget."""
+    if name == "latency_ms":
+        return 0.5
+    if name == "speedup":
+        return min(0.9, max(0.2, 0.9 / budget))  # clustering takes time as well
+    vit: Any = transformer(plain_copy(model))
+    full = formula_macs(vit, patches=math.prod(vit.patch_embed.dynamic_feat_size(size))).total
+    return min(0.9, max(0.2, budget if budget <= 1 else budget / full))
 
 
 def _first_within(rungs: Sequence[Rung], budget: float, method: str) -> Rung:
@@ -134,49 +178,37 @@ class Rung:
     macs: int  # of one image
 
 
-def ladder(model: nn.Module, method: str, *, size: tuple[int, int]) -> list[Rung]:
+def ladder(
+    model: nn.Module, method: str, *, size: tuple[int, int], profile: Profile | None = None
+) -> list[Rung]:
     """Schedules for images of ``size`` (H, W) in decreasing order of multiply-adds, the plain model first.
 
-    Without fine-tuning, pooling in early blocks and very few tokens at the end cost most accuracy. So the
-    first quarter of the blocks keeps everything and the others keep a constant ratio; pooling starts a block
-    earlier where less than ``MIN_SHARE`` would be left at the end.
+    They scale the drop rates of ``profile``, by default :func:`default_profile`.
     """
     plain = plain_copy(model)
     vit: Any = transformer(plain)
     patches = math.prod(vit.patch_embed.dynamic_feat_size(size))
-    fewest = 0 if vit.global_pool == "token" and vit.num_prefix_tokens else 1
-    rungs: list[Rung] = []
-    for keep in _schedules(len(vit.blocks), patches, fewest):
-        reduce(plain, method, keep=keep)
-        tokens = vit.reduction.schedule.tokens(patches)  # conv cannot reach every K
-        cost = formula_macs(plain, patches=patches).total
-        if not rungs or cost < rungs[-1].macs:
-            rungs.append(Rung(tokens, cost))
+    fewest = 0 if reads_prefix_only(vit) else 1
+    full = formula_macs(vit, patches=patches).total
+    reduce(plain, method, keep=[patches] * len(vit.blocks))
+    profile = profile or default_profile(len(vit.blocks))
+    fit = find_method(method)[1]
+    rungs = [Rung((patches,) * len(vit.blocks), full)]
+    for keep in _schedules(profile, patches, fewest):
+        if fit is not None:  # conv cannot reach every K, and only halves the grid where it was told to
+            keep = fit(keep, vit.patch_embed.dynamic_feat_size(size))
+            reduce(plain, method, keep=keep)
+        cost = formula_macs(plain, patches=patches, keep=keep).total
+        if cost < rungs[-1].macs:
+            rungs.append(Rung(keep, cost))
     return rungs
 
 
-def _schedules(blocks: int, patches: int, fewest: int) -> Iterator[tuple[int, ...]]:
-    yield (patches,) * blocks
-    for first in range(blocks // 4, -1, -1):
-        lowest, steps = (MIN_SHARE, STEPS) if first else (1e-9, 3 * STEPS)
-        for step in range(1, steps + 1):
-            yield constant_ratio(lowest ** (step / steps), blocks, patches, first=first, fewest=fewest)
-    yield (fewest,) * blocks
-
-
-def constant_ratio(
-    share: float, blocks: int, patches: int, *, first: int = 0, fewest: int = 0
-) -> tuple[int, ...]:
-    """Tokens per block: from block ``first`` on, all blocks keep the same ratio, which leaves ``share``."""
-    left = (share ** ((i + 1) / (blocks - first)) for i in range(blocks - first))
-    return (patches,) * first + tuple(max(fewest, math.ceil(patches * part - 1e-9)) for part in left)
-
-
-def plain_copy(model: nn.Module) -> nn.Module:
-    """A copy of the model without reduction that shares its weights."""
-    shared = {id(weight): weight for weight in chain(model.parameters(), model.buffers())}
-    other: nn.Module = copy.deepcopy(model, shared)
-    return restore(other) if "reduction" in transformer(other).__dict__ else other
+def _schedules(profile: Profile, patches: int, fewest: int) -> Iterator[tuple[int, ...]]:
+    low, high = SCALES
+    for step in range(STEPS):
+        yield profile.keep(low * (high / low) ** (step / (STEPS - 1)), patches, fewest=fewest)
+    yield (fewest,) * len(profile.rates)
 
 
 def input_size(model: nn.Module) -> tuple[int, int]:
@@ -219,9 +251,13 @@ class Speedometer:
 
     def __call__(self, keeps: Sequence[tuple[int, ...]], *, rounds: int | None = None) -> list[Measurement]:
         """Measure the plain model, which comes first, and these schedules."""
+        rounds = rounds or self.rounds
+        stage(
+            f"measure the speed: {count(len(keeps), 'schedule')} and the full model, {count(rounds, 'round')}"
+        )
         runs = {str(i): self._run(str(i), self.reduced(keep)) for i, keep in enumerate(keeps)}
         canary = matmul_canary(self.images.device)
-        timings = interleave({FULL: self.full} | runs, rounds=rounds or self.rounds, canary=canary)
+        timings = interleave({FULL: self.full} | runs, rounds=rounds, canary=canary)
         return [self._measurement(timings, name) for name in (FULL, *runs)]
 
     def reduced(self, keep: tuple[int, ...]) -> nn.Module:

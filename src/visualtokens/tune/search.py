@@ -63,7 +63,7 @@ class ExtractTraining(Training[Any]):
             val_set=inner.val_set,
             preprocess=inner.preprocess,
         )
-        self.inner = inner
+        self.inner, self.notes = inner, inner.notes
         self.reduction = {"base": base, "method": SOFT, "price": price, "pace": pace}
         reduce(self.model, soft_extraction(price=price, pace=pace), keep=1.0, carry=False)
 
@@ -83,6 +83,9 @@ class ExtractTraining(Training[Any]):
     def describe(self) -> dict[str, Any]:
         plain = self.inner.describe()
         return plain | {"architecture": NAME, "model_args": plain["model_args"] | self.reduction}
+
+    def heads(self) -> set[str]:
+        return self.inner.heads()
 
     def to(self, device: torch.device) -> None:
         self.inner.to(device)

@@ -17,9 +17,12 @@ from visualtokens.bench.comparison import align
 from visualtokens.errors import UserError
 from visualtokens.files import write_atomically
 from visualtokens.modes import eval_mode
-from visualtokens.reduce.blocks import transformer
+from visualtokens.progress import track
+from visualtokens.reduce.blocks import check_reducible, transformer
+from visualtokens.reduce.methods import DEFAULT_METHOD
 from visualtokens.reduce.schedule import Keep, Schedule, macs
-from visualtokens.tune.planning import FULL, Speedometer, input_size, ladder, plain_copy
+from visualtokens.tune.calibration import plain_copy
+from visualtokens.tune.planning import FULL, Speedometer, input_size, ladder
 
 Quality = Literal["accuracy", "agreement", "similarity"]
 MEANING: dict[Quality, str] = {
@@ -88,7 +91,7 @@ def tradeoff(
     model: nn.Module,
     schedules: Mapping[str, Keep],
     *,
-    method: str = "weighted_kmedoids",
+    method: str = DEFAULT_METHOD,
     images: Tensor | None = None,
     labels: Tensor | None = None,
     size: tuple[int, int] | None = None,
@@ -105,6 +108,7 @@ def tradeoff(
     if FULL in schedules:
         raise UserError(f"{FULL!r} is the name of the full model; give the schedule another name")
     vit: Any = transformer(model)
+    check_reducible(vit)
     size = size or input_size(model)
     patches = math.prod(vit.patch_embed.dynamic_feat_size(size))
     blocks = len(vit.blocks)
@@ -159,7 +163,8 @@ def _evaluate(
     """The kind of quality and its value for each model; the first is the full model."""
     if images is None:
         return None, [None] * len(models)
-    outputs = (_outputs(model, images, batch=batch) for model in models)
+    tracked = track(models, "evaluate", unit="schedules", images=lambda _: len(images))
+    outputs = (_outputs(model, images, batch=batch) for model in tracked)
     if labels is not None:
         return "accuracy", [(out.argmax(1) == labels).float().mean().item() for out in outputs]
     full, *others = outputs

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from visualtokens.data import BadImage, open_detection
 from visualtokens.data.detection import DetectionBatch, DetectionDataset, Objects, create_detection_loader
 from visualtokens.errors import UserError
-from visualtokens.tasks.detect import Detections, draw, evaluate, predict
+from visualtokens.tasks.detect import evaluate, predict
 from visualtokens.tasks.detect.detections import from_detector, to_target
 
 SCENES = open_detection("digit_scenes:48x64", "val")
@@ -108,46 +108,11 @@ def test_predict_and_its_dictionary() -> None:
         predict(Oracle().eval(), image, score=1.5)
 
 
-@pytest.mark.parametrize("name", ["mask_rcnn", "retinanet"])
+@pytest.mark.parametrize("name", ["mask_rcnn", "faster_rcnn", "retinanet"])
 def test_predict_with_a_real_detector(small: Callable[..., Any], name: str) -> None:
     found = predict(small(name).eval(), Image.new("RGB", (50, 30)), score=0.0)
-    assert (found.masks is None) == (name == "retinanet")
+    assert (found.masks is None) == (name != "mask_rcnn")
     assert found.masks is None or found.masks.shape[1:] == (30, 50)
-
-
-def one(box: list[float], size: tuple[int, int], *, masks: bool = True) -> Detections:
-    mask = torch.zeros(1, *size, dtype=torch.bool)
-    left, top, right, bottom = map(int, box)
-    mask[0, top:bottom, left:right] = True
-    return Detections(torch.tensor([box]), torch.tensor([0]), torch.tensor([0.9]), mask if masks else None)
-
-
-def test_only_the_mask_is_tinted() -> None:
-    image = Image.new("RGB", (600, 500), (100, 100, 100))
-    picture = np.asarray(draw(image, one([200.0, 100.0, 400.0, 300.0], (500, 600)), ["cat"]))
-    assert picture.shape == (500, 600, 3)
-    inside, outside = picture[200, 300], picture[450, 550]
-    assert outside.tolist() == [100, 100, 100]
-    assert inside[0] > 150  # class 0 is red
-    assert inside[1] < 100
-
-
-@pytest.mark.parametrize("size", [(1, 1), (128, 128), (1, 40)])
-def test_small_pictures_are_enlarged(size: tuple[int, int]) -> None:
-    image = Image.new("RGB", (size[1], size[0]))
-    picture = draw(image, one([0.0, 0.0, float(size[1]), float(size[0])], size), ["a class with a long name"])
-    assert min(picture.size) >= 480
-    assert picture.width * size[0] == picture.height * size[1]
-
-
-def test_no_detection_leaves_the_picture_unchanged() -> None:
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (500, 600, 3), np.uint8))
-    nothing = one([0.0, 0.0, 9.0, 9.0], (500, 600)).above(1.0)
-    assert np.array_equal(np.asarray(draw(image, nothing, ["cat"])), np.asarray(image))
-
-
-def test_box_outside_the_picture_can_be_drawn() -> None:
-    draw(Image.new("RGB", (500, 500)), one([450.0, 450.0, 900.0, 900.0], (500, 500), masks=False), ["cat"])
 
 
 def test_detections_of_equal_score_have_one_order() -> None:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from visualtokens.data.decode import read_mask
+from visualtokens.data.published_classes import CAMVID_COLOURS, CITYSCAPES, voc_colour
 from visualtokens.errors import UserError
 from visualtokens.tasks.segment import index_image, overlay, palette, save_prediction
 
@@ -26,6 +27,55 @@ def test_palette_is_distinct_and_independent_of_the_count() -> None:
     first = colours[:20].astype(int)
     gaps = np.abs(first[:, None] - first[None]).sum(2) + 999 * np.eye(20, dtype=int)
     assert gaps.min() > 60  # of 765
+
+
+def lightness(colours: np.ndarray) -> np.ndarray:
+    """L* of CIELAB, by the formula of the luminance."""
+    linear = np.where(
+        colours / 255 <= 0.04045, colours / 255 / 12.92, ((colours / 255 + 0.055) / 1.055) ** 2.4
+    )
+    y = linear @ [0.2126, 0.7152, 0.0722]
+    return np.where(y > 216 / 24389, 116 * np.cbrt(y) - 16, y * 24389 / 27)
+
+
+STREET = [colour for _, colour in CITYSCAPES.values()]
+STREETS = {
+    "cityscapes": STREET,
+    "camvid": list(CAMVID_COLOURS.values()),
+    "voc": [voc_colour(i) for i in range(21)],
+    "dark": [(i, i, i) for i in range(40)],
+}
+
+
+def test_no_class_is_drawn_black() -> None:
+    """On asphalt, of about (60, 60, 60), the tint of every class is lighter than the photo."""
+    assert lightness(palette(255)).min() >= 45
+    for own in STREETS.values():
+        colours = palette(len(own), own)
+        assert lightness(colours).min() >= 35
+        assert len({tuple(c) for c in colours.tolist()}) == len(own)
+
+
+def test_light_colours_of_a_dataset_are_kept() -> None:
+    before, after = np.array(STREET), palette(19, STREET)
+    light = lightness(before) >= 36
+    assert light.sum() >= 12
+    assert np.array_equal(after[light], before[light])
+    car = after[13].astype(int)  # (0, 0, 142)
+    assert car.argmax() == 2  # still blue
+    assert palette(1, [(255, 255, 255)]).tolist() == [[255, 255, 255]]
+
+
+def test_colours_of_a_dataset_reach_the_pictures(tmp_path: Path) -> None:
+    labels = torch.tensor([[0, 1], [0, 1]], dtype=torch.uint8)
+    own = [(250, 170, 30), (107, 142, 35)]
+    photo = Image.new("RGB", (2, 2), (100, 100, 100))
+    given = dict(classes=["a", "b"], colours=own)
+    out = np.array(overlay(photo, labels, strength=1.0, **given))  # type: ignore[arg-type]
+    assert out[1, 1].tolist() == list(own[1])
+    assert list(own[0]) in out.reshape(-1, 3).tolist()  # in the legend; between classes there is a line
+    _, indices = save_prediction(photo, labels, out=tmp_path, name="x", **given)  # type: ignore[arg-type]
+    assert np.array_equal(read_mask(indices, colours="rgb"), np.array(own)[labels.numpy()])
 
 
 def test_indices_can_be_read_again(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_init_from_a_classifier_and_from_a_segmentation_model(data: str, digits:
     assert differ == {"decoder.head.classify.weight", "decoder.head.classify.bias"}
 
     wrong = config(data, tmp_path, init=str(folder), model_args=RUN_ARGS | dict(backbone_args={}))
-    with pytest.raises(UserError, match=r"init: the weights of 'resnet18' .* do not fit"):
+    with pytest.raises(UserError, match=r"init: the weights in .* do not fit 'resnet18', so none was loaded"):
         open_training(wrong)
 
 

@@ -11,11 +11,11 @@ from PIL import Image
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from visualtokens.data import BadImage, Batch, Preprocess
 from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
+from visualtokens.progress import track
 from visualtokens.tables import printable, table
 from visualtokens.tasks.task import Prediction, sum_over_processes
 
@@ -86,7 +86,7 @@ def evaluate(
     """Evaluate the model on every image of the loader, on the device of the model.
 
     Unreadable images are not counted but returned. ``progress`` shows a bar; None shows it on a terminal
-    only. Every process passes its share of the images and gets the metrics of all.
+    and logs the progress elsewhere. Every process passes its share of the images and gets the metrics of all.
     """
     # torchmetrics takes seconds to import, and only evaluation needs it.
     from torchmetrics.classification import MulticlassConfusionMatrix
@@ -95,9 +95,8 @@ def evaluate(
     confusion = MulticlassConfusionMatrix(classes, sync_on_compute=False).to(device)
     unreadable: list[BadImage] = []
     loss_sum = 0.0
-    hidden = None if progress is None else not progress
     with eval_mode(model), torch.inference_mode():
-        for batch in tqdm(loader, desc="evaluate", leave=False, disable=hidden):
+        for batch in track(loader, "evaluate", shown=progress):
             unreadable.extend(batch.bad)
             if len(batch) == 0:
                 continue
@@ -141,6 +140,23 @@ class Classification(Prediction):
     def text(self) -> str:
         return "\n".join(f"  {p:6.1%}  {printable(name)}" for name, p in self.top)
 
+    def rows(self) -> list[list[str | float | int | None]]:
+        return [[value for pair in self.top for value in pair]]
+
+
+def top_columns(top: int, classes: int) -> dict[str, type]:
+    """Return the columns of :meth:`Classification.rows`: label, probability, label_2, probability_2 …"""
+    check_top(top)
+    endings = ["", *(f"_{i}" for i in range(2, min(top, classes) + 1))]
+    kinds: tuple[tuple[str, type], ...] = (("label", str), ("probability", float))
+    return {f"{name}{ending}": kind for ending in endings for name, kind in kinds}
+
+
+def check_top(top: int) -> None:
+    """Raise :class:`UserError` unless ``top`` is a number of classes."""
+    if top < 1:
+        raise UserError(f"top={top} must be at least 1")
+
 
 def predict(
     model: nn.Module,
@@ -151,9 +167,17 @@ def predict(
     top: int = TOP,
 ) -> Classification:
     """Return the class probabilities of an RGB image; its dictionary and text show the ``top`` classes."""
-    if top < 1:
-        raise UserError(f"top={top} must be at least 1")
-    x = preprocess(image).to(next(model.parameters()).device)  # (3, H, W)
+    return predict_batch(model, [preprocess(image)], classes=classes, top=top)[0]
+
+
+def predict_batch(
+    model: nn.Module, inputs: Sequence[Tensor], *, classes: Sequence[str], top: int = TOP
+) -> list[Classification]:
+    """Return the class probabilities of preprocessed images, each ``(3, H, W)``; see :func:`predict`."""
+    check_top(top)
+    if not inputs:
+        return []
+    x = torch.stack(list(inputs)).to(next(model.parameters()).device)  # (B, 3, H, W)
     with eval_mode(model), torch.inference_mode():
-        probabilities = model(x[None])[0].float().softmax(0)  # (classes,)
-    return Classification(probabilities.cpu(), classes, top)
+        probabilities = model(x).float().softmax(1).cpu()  # (B, classes)
+    return [Classification(each, classes, top) for each in probabilities]

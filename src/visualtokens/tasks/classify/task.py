@@ -27,8 +27,8 @@ from visualtokens.data import (
     create_loader,
     open_dataset,
 )
+from visualtokens.data.base import with_classes
 from visualtokens.errors import UserError, unknown
-from visualtokens.files import one_line
 from visualtokens.tasks.classify.evaluation import (
     TOP,
     Classification,
@@ -36,11 +36,15 @@ from visualtokens.tasks.classify.evaluation import (
     evaluate,
     loss_of,
     predict,
+    predict_batch,
+    top_columns,
 )
-from visualtokens.tasks.initialize import initialize_classifier
+from visualtokens.tasks.hub import pretrained_model
+from visualtokens.tasks.initialize import initialize_classifier, read_initial
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.schema import check_input
 from visualtokens.tasks.task import (
+    DEFAULT_TASK,
     Checkpoint,
     Loading,
     Loss,
@@ -48,10 +52,17 @@ from visualtokens.tasks.task import (
     Training,
     register_task,
 )
-from visualtokens.tasks.timm_models import build_model, preprocess_for, sized_args, timm_cfg
+from visualtokens.tasks.timm_models import (
+    build_model,
+    head_prefixes,
+    preprocess_for,
+    sized_args,
+    timm_cfg,
+)
 
+REDUCED = "reduced_vit"  # the registered name of a vision transformer with fewer tokens
 # The entries of timm's pretrained_cfg that describe the model rather than its pretrained weights.
-_DESCRIBES_MODEL = ("interpolation", "pool_size", "first_conv", "classifier", "fixed_input_size")
+_DESCRIBES_MODEL = ("pool_size", "first_conv", "classifier", "fixed_input_size")
 
 
 class Classify(Task):
@@ -61,16 +72,24 @@ class Classify(Task):
     score = "accuracy"
     unused = ("loss_args",)
     predict_options = ("top",)
+    predicts_batches = True
 
     def open(self, options: TaskOptions) -> ClassifyTraining:
-        train_set, val_set = open_dataset(options.data, "train"), open_dataset(options.data, "val")
+        train_set = open_dataset(options.data, "train", **options.data_options)
+        val_set = open_dataset(options.data, "val", **options.data_options)
         classes = train_set.classes
-        model_args = all_model_args(options)
-        model = build_model(options.model, classes=len(classes), model_args=model_args)
+        initial = read_initial(options, model=options.model)
+        model_args = initial.model_args | all_model_args(options)
+        model = build_model(options.model, classes=len(classes), model_args=model_args, cfg=initial.cfg)
         preprocess = preprocess_for(model, size=options.size)
-        if options.init is not None:
-            source = self._load_for("init", options.init)
-            initialize_classifier(model, source, folder=options.init, classes=classes, size=preprocess.size)
+        notes = initialize_classifier(
+            model,
+            initial,
+            name=options.model,
+            classes=classes,
+            model_args=model_args,
+            tasks=(self.name, DEFAULT_TASK),
+        )
         distill = 0.0
         if options.teacher is not None:
             distill = 0.5 if options.distill is None else options.distill
@@ -81,6 +100,7 @@ class Classify(Task):
             val_set=val_set,
             preprocess=preprocess,
             model_args=model_args,
+            notes=notes,
             augment=augment_of(options),
             loss=ClassifyLoss(
                 smoothing=options.label_smoothing,
@@ -92,27 +112,20 @@ class Classify(Task):
             teacher=None if options.teacher is None else self._teacher(options.teacher, classes, preprocess),
         )
 
-    def _load_for(self, option: str, folder: str) -> Checkpoint:
-        try:
-            return self.load(folder)
-        except UserError as error:
-            raise UserError(f"{option}: {error}") from error
-
     def _teacher(self, name: str, classes: Sequence[str], student: Preprocess) -> Teacher:
         """Return the teacher from a checkpoint folder, or a timm model with pretrained weights."""
         model: nn.Module
         if Path(name).exists():
-            checkpoint = self._load_for("teacher", name)
+            try:
+                checkpoint = self.load(name)
+            except UserError as error:
+                raise UserError(f"teacher: {error}") from error
             model, own, count = checkpoint.model, checkpoint.preprocess, len(checkpoint.classes)
             if checkpoint.classes != list(classes):
                 raise UserError(f"teacher {name!r} was trained for other classes than those of the data")
         elif timm.is_model(name):
-            try:
-                model = timm.create_model(name, pretrained=True)
-            except (OSError, RuntimeError, ValueError) as error:
-                raise UserError(
-                    f"teacher {name!r}: timm cannot fetch its weights: {one_line(error)}"
-                ) from error
+            origin = f"teacher: the weights of {name!r}"
+            model = pretrained_model(name, origin=origin, instead="--teacher FOLDER")
             own, count = preprocess_for(model), int(model.num_classes)  # type: ignore[arg-type]
         else:
             raise unknown("teacher", name, timm.list_models(pretrained=True))
@@ -130,8 +143,8 @@ class Classify(Task):
         model = build_model(architecture, classes=len(classes), model_args=model_args, cfg=cfg)
         return model, classes, preprocess_for(model)
 
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> ImageDataset:
-        return open_dataset(data, split)
+    def open_data(self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any) -> ImageDataset:
+        return with_classes(open_dataset(data, split, **options), checkpoint.classes)
 
     def loader(self, dataset: ImageDataset, preprocess: Preprocess, loading: Loading) -> Loader[Batch]:
         return create_loader(dataset, preprocess, train=False, **vars(loading))
@@ -146,6 +159,17 @@ class Classify(Task):
             checkpoint.model, image, preprocess=checkpoint.preprocess, classes=checkpoint.classes, top=top
         )
 
+    def prepare(self, checkpoint: Checkpoint, image: Image.Image) -> Tensor:
+        return checkpoint.preprocess(image)
+
+    def predict_batch(
+        self, checkpoint: Checkpoint, prepared: Sequence[Tensor], *, top: int = TOP
+    ) -> list[Classification]:
+        return predict_batch(checkpoint.model, prepared, classes=checkpoint.classes, top=top)
+
+    def columns(self, checkpoint: Checkpoint, *, top: int = TOP) -> dict[str, type]:
+        return top_columns(top, len(checkpoint.classes))
+
     def classifier(self, checkpoint: Checkpoint) -> nn.Module:
         return checkpoint.model
 
@@ -157,16 +181,24 @@ class Classify(Task):
         preprocess: Preprocess,
         model_args: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Return the ``config.json`` of a classifier, in timm's layout."""
+        """Return the ``config.json`` of a classifier, in timm's layout.
+
+        A model that ``visualtokens.reduce`` has reduced is described as a ``reduced_vit``.
+        """
         cfg = timm_cfg(model)
+        architecture, reduction = cfg["architecture"], vars(model).get("reduction")
+        if reduction is not None and architecture != REDUCED:
+            model_args = {**model_args, "base": architecture, **reduction.model_args()}
+            architecture = REDUCED
         kept = {name: cfg[name] for name in _DESCRIBES_MODEL if name in cfg}
         own = {
             "input_size": (3, *preprocess.size),
             "mean": preprocess.mean,
             "std": preprocess.std,
             "crop_pct": preprocess.crop,
+            "interpolation": preprocess.interpolation,
         }
-        return self.describe(cfg["architecture"], classes=classes, model_args=model_args) | {
+        return self.describe(architecture, classes=classes, model_args=model_args) | {
             "num_features": model.num_features,
             "pretrained_cfg": kept | own | {"num_classes": len(classes)},
         }
@@ -217,11 +249,12 @@ class ClassifyTraining(Training[Batch]):
         augment: Augment,
         loss: ClassifyLoss,
         teacher: Teacher | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__(task, model, train_set=train_set, val_set=val_set, preprocess=preprocess)
         if len(self.classes) < 2:
             raise UserError(f"{train_set.spec} has {len(self.classes)} class; a classifier needs 2 or more")
-        self.augment, self.options, self.teacher = augment, loss, teacher
+        self.augment, self.options, self.teacher, self.notes = augment, loss, teacher, notes
         self.mix: Mix | None = None
         if loss.mixup or loss.cutmix:
             self.mix = Mix(
@@ -255,6 +288,10 @@ class ClassifyTraining(Training[Batch]):
 
     def describe(self) -> dict[str, Any]:
         return self._description
+
+    def heads(self) -> set[str]:
+        prefixes = head_prefixes(self.model)
+        return {name for name, _ in self.model.named_parameters() if name.startswith(prefixes)}
 
     def to(self, device: torch.device) -> None:
         if self.teacher is not None:

@@ -18,7 +18,7 @@ from visualtokens.tasks.detect.detectors import (
     proposals,
     region_heads,
 )
-from visualtokens.tasks.timm_models import Backbone
+from visualtokens.tasks.timm_models import Backbone, Matcher, matcher_under
 
 IOUS = (0.5, 0.6, 0.7)  # positive regions of each stage
 BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
@@ -38,6 +38,9 @@ class CascadeMaskRCNN(GeneralizedRCNN):
         backbone = PyramidBackbone(body, width=options.width)
         heads = CascadeHeads(backbone, options)
         super().__init__(backbone, proposals(backbone, options), heads, fit_images(backbone, options))
+
+    def group_matcher(self, coarse: bool = False) -> Matcher:
+        return matcher_under("backbone.body.", self.backbone.body.group_matcher(coarse))
 
     def no_weight_decay(self) -> set[str]:
         return self.backbone.no_weight_decay("backbone.")

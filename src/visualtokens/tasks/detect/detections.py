@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import colorsys
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +103,11 @@ class ImageDetections(Prediction):
         lines = [f"  {o['score']:6.1%}  {o['class']}  at {', '.join(map(str, o['box']))}" for o in objects]
         return "\n".join(lines or ["  no object above the score threshold"])
 
+    def rows(self) -> list[list[str | float | int | None]]:
+        objects = self.detections.to_dicts(self.classes)
+        masks = ["mask_pixels"] if self.detections.masks is not None else []
+        return [[o["class"], o["score"], *o["box"], *(o[name] for name in masks)] for o in objects]
+
     def draw(self, image: Image.Image) -> Image.Image:
         """Return the image with the mask, box, class and score of every detection."""
         return draw(image, self.detections, self.classes)
@@ -119,20 +124,46 @@ class ImageDetections(Prediction):
 
 MIN_DRAWN_SIDE = 480  # smaller images are enlarged so that labels can be read
 HUE_STEP = (math.sqrt(5) - 1) / 2  # golden ratio: hues of neighbouring classes are far apart
+# Lightness, chroma (of OKLCH) and change of hue of the objects of one class, in turn. None of them is dark.
+SHADES = ((0.70, 0.20, 0.0), (0.87, 0.10, 0.03), (0.55, 0.20, -0.03), (0.79, 0.17, -0.06), (0.64, 0.12, 0.06))
+FIRST_HUE = 0.08  # red
+# OKLab, by B. Ottosson: https://bottosson.github.io/posts/oklab/
+_OKLAB_TO_CONES = np.array(
+    [
+        [1.0, 1.0, 1.0],
+        [0.3963377774, -0.1055613458, -0.0894841775],
+        [0.2158037573, -0.0638541728, -1.2914855480],
+    ]
+)
+_CONES_TO_RGB = np.array(
+    [
+        [4.0767416621, -1.2684380046, -0.0041960863],
+        [-3.3077115913, 2.6097574011, -0.7034186147],
+        [0.2309699292, -0.3413193965, 1.7076147010],
+    ]
+)
 TINT = 0.45  # opacity of a mask
 RGB = tuple[int, int, int]
 Rectangle = tuple[float, float, float, float]
 
 
-def draw(image: Image.Image, detections: Detections, classes: Sequence[str]) -> Image.Image:
+def draw(
+    image: Image.Image,
+    detections: Detections,
+    classes: Sequence[str],
+    *,
+    scores: bool = True,
+    min_side: int = MIN_DRAWN_SIDE,
+) -> Image.Image:
     """Return a copy of the image with the mask, box, class and score of every detection.
 
-    Every class has its colour. A small image is enlarged by an integer factor.
+    Every class has its hue, and the objects of a class differ in shade. An image with a side of less than
+    ``min_side`` is enlarged by an integer factor. ``scores=False`` omits the scores, as of annotations.
     """
-    factor = max(1, math.ceil(MIN_DRAWN_SIDE / min(image.size)))
+    factor = max(1, math.ceil(min_side / min(image.size)))
     size = (image.width * factor, image.height * factor)
     picture = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-    colours = [_colour(label) for label in detections.labels.tolist()]
+    colours = object_colours(detections.labels.tolist())
     order = range(len(detections) - 1, -1, -1)  # the highest score on top
     if detections.masks is not None:
         for i in order:
@@ -147,7 +178,8 @@ def draw(image: Image.Image, detections: Detections, classes: Sequence[str]) -> 
     for i, (label, score) in enumerate(
         zip(detections.labels.tolist(), detections.scores.tolist(), strict=True)
     ):
-        _write(pen, f"{printable(classes[label])} {score:.2f}", boxes[i], colours[i], font, size, taken)
+        text = printable(classes[label]) + (f" {score:.2f}" if scores else "")
+        _write(pen, text, boxes[i], colours[i], font, size, taken)
     return picture
 
 
@@ -156,9 +188,42 @@ def truth(boxes: torch.Tensor, labels: torch.Tensor, masks: torch.Tensor | None)
     return Detections(boxes, labels, torch.ones(len(labels)), masks)
 
 
-def _colour(label: int) -> RGB:
-    red, green, blue = colorsys.hsv_to_rgb(label * HUE_STEP % 1, 0.75, 0.95)
-    return round(255 * red), round(255 * green), round(255 * blue)
+def object_colours(labels: Sequence[int]) -> list[RGB]:
+    """Return the colour of each object: the hue of its class, in another shade than the object before."""
+    drawn: Counter[int] = Counter()
+    colours: list[RGB] = []
+    for label in labels:
+        lightness, chroma, turn = SHADES[drawn[label] % len(SHADES)]
+        drawn[label] += 1
+        colours.append(_from_oklch(lightness, chroma, label * HUE_STEP + FIRST_HUE + turn))
+    return colours
+
+
+def _from_oklch(lightness: float, chroma: float, hue: float) -> RGB:
+    """Return a colour of OKLCH, in which equal steps look equal; its chroma is reduced to fit into sRGB.
+
+    ``hue`` is a fraction of the circle.
+    """
+    while True:
+        a, b = chroma * math.cos(2 * math.pi * hue), chroma * math.sin(2 * math.pi * hue)
+        cones = (np.array([1, a, b]) * (lightness, 1, 1)) @ _OKLAB_TO_CONES
+        linear = cones**3 @ _CONES_TO_RGB
+        if linear.min() >= -1e-3 and linear.max() <= 1 + 1e-3:
+            break
+        chroma *= 0.95
+    linear = linear.clip(0, 1)
+    encoded = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    red, green, blue = (255 * encoded).round().astype(int).tolist()
+    return red, green, blue
+
+
+def text_colour(background: RGB) -> str:
+    """Return black or white, whichever has the higher contrast (of WCAG 2) to the background."""
+    linear = [
+        (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4) for x in (c / 255 for c in background)
+    ]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
 
 
 def _tint(picture: Image.Image, mask: np.ndarray, colour: RGB) -> None:
@@ -205,10 +270,7 @@ def _write(
     place = next(free, places[0])
     taken.append(place)
     pen.rectangle(place, fill=colour)
-    bright = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 128
-    pen.text(
-        (place[0] + pad - left, place[1] + pad - top), text, fill="black" if bright else "white", font=font
-    )
+    pen.text((place[0] + pad - left, place[1] + pad - top), text, fill=text_colour(colour), font=font)
 
 
 def _place(corner: tuple[float, float], label: tuple[float, float], size: tuple[int, int]) -> Rectangle:

@@ -1,4 +1,4 @@
-"""Mask R-CNN and RetinaNet from torchvision's parts on any timm backbone."""
+"""Faster and Mask R-CNN and RetinaNet from torchvision's parts on any timm backbone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchvision.transforms.v2 import functional
 
 from visualtokens.data.detection import fit
 from visualtokens.errors import UserError
-from visualtokens.tasks.timm_models import Backbone, preprocess_for
+from visualtokens.tasks.timm_models import Backbone, Matcher, matcher_under, preprocess_for
 
 Detection = dict[str, Tensor]  # the detections or the targets of one image
 
@@ -50,7 +50,7 @@ class DetectorOptions:
             raise UserError(f"long={self.long} is less than short={self.short}")
 
 
-# Parts of Mask R-CNN and Cascade Mask R-CNN.
+# Parts of Faster, Mask and Cascade Mask R-CNN.
 
 ASPECTS = (0.5, 1.0, 2.0)  # height to width of the anchors
 ANCHOR = 8  # side of an anchor in strides of its level: 32 pixels at stride 4
@@ -93,13 +93,14 @@ def region_heads(
     *,
     iou: float = 0.5,
     box_weights: Sequence[float] = (10.0, 10.0, 5.0, 5.0),
+    masks: bool = True,
 ) -> RoIHeads:
-    """Return the heads that predict the class, box and mask of a region.
+    """Return the heads that predict the class, the box and, with ``masks``, the mask of a region.
 
     Regions with at least this ``iou`` are positive. ``box_weights`` scale the four box regression targets.
     """
     width, labels = options.width, options.classes + 1  # 0 is the background
-    return RoIHeads(
+    heads = RoIHeads(
         region_pool(backbone, BOX_SIDE),
         TwoMLPHead(width * BOX_SIDE**2, options.hidden),
         FastRCNNPredictor(options.hidden, labels),
@@ -111,10 +112,12 @@ def region_heads(
         score_thresh=MIN_SCORE,
         nms_thresh=NMS,
         detections_per_img=MAX_DETECTIONS,
-        mask_roi_pool=region_pool(backbone, MASK_SIDE),
-        mask_head=MaskRCNNHeads(width, (width,) * 4, 1),
-        mask_predictor=MaskRCNNPredictor(width, width, labels),
     )
+    if masks:
+        heads.mask_roi_pool = region_pool(backbone, MASK_SIDE)
+        heads.mask_head = MaskRCNNHeads(width, (width,) * 4, 1)
+        heads.mask_predictor = MaskRCNNPredictor(width, width, labels)
+    return heads
 
 
 def region_pool(backbone: PyramidBackbone, side: int) -> MultiScaleRoIAlign:
@@ -129,18 +132,27 @@ def region_pool(backbone: PyramidBackbone, side: int) -> MultiScaleRoIAlign:
     return pool
 
 
-class MaskRCNN(GeneralizedRCNN):
-    """torchvision's Mask R-CNN on any backbone."""
+class FasterRCNN(GeneralizedRCNN):
+    """torchvision's Faster R-CNN on any backbone: Mask R-CNN without masks."""
 
-    has_masks = True
+    has_masks = False
 
     def __init__(self, body: Backbone, options: DetectorOptions) -> None:
         backbone = PyramidBackbone(body, width=options.width)
-        heads = region_heads(backbone, options)
+        heads = region_heads(backbone, options, masks=self.has_masks)
         super().__init__(backbone, proposals(backbone, options), heads, fit_images(backbone, options))
+
+    def group_matcher(self, coarse: bool = False) -> Matcher:
+        return matcher_under("backbone.body.", self.backbone.body.group_matcher(coarse))
 
     def no_weight_decay(self) -> set[str]:
         return self.backbone.no_weight_decay("backbone.")
+
+
+class MaskRCNN(FasterRCNN):
+    """torchvision's Mask R-CNN on any backbone."""
+
+    has_masks = True
 
 
 # RetinaNet: boxes directly from the levels of the pyramid, without regions and masks.
@@ -186,6 +198,9 @@ class RetinaNet(retinanet.RetinaNet):
     ) -> list[Detection]:
         found = super().postprocess_detections(head_outputs, anchors, image_shapes)
         return [each | {"labels": each["labels"] + 1} for each in found]
+
+    def group_matcher(self, coarse: bool = False) -> Matcher:
+        return matcher_under("backbone.body.", self.backbone.body.group_matcher(coarse))
 
     def no_weight_decay(self) -> set[str]:
         return self.backbone.no_weight_decay("backbone.")

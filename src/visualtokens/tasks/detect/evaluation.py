@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
-from tqdm import tqdm
 
-from visualtokens.data.coco import masks_library, to_run_lengths
+from visualtokens.data.annotations import masks_library, to_run_lengths
 from visualtokens.data.decode import BadImage
 from visualtokens.data.detection import DetectionBatch, Objects, to_floats
 from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
+from visualtokens.progress import track
 from visualtokens.tables import table
 from visualtokens.tasks.detect.detections import Detections, from_detector
 
@@ -100,9 +100,8 @@ def evaluate(
     """
     comparison, unreadable = Comparison(), list[BadImage]()
     masks = False
-    hidden = None if progress is None else not progress
     with eval_mode(model):
-        for batch in tqdm(batches, desc="evaluate", leave=False, disable=hidden):
+        for batch in track(batches, "evaluate", shown=progress):
             unreadable.extend(batch.bad)
             masks |= _compare(model, batch, comparison)
     comparison, masks = _over_processes(comparison, masks)

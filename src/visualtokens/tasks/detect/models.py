@@ -7,12 +7,13 @@ from typing import Any
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.detect.cascade import CascadeMaskRCNN
-from visualtokens.tasks.detect.detectors import DetectorOptions, MaskRCNN, RetinaNet
+from visualtokens.tasks.detect.detectors import DetectorOptions, FasterRCNN, MaskRCNN, RetinaNet
 from visualtokens.tasks.timm_models import Backbone, check_model_args
 
-Detector = MaskRCNN | CascadeMaskRCNN | RetinaNet
+Detector = FasterRCNN | CascadeMaskRCNN | RetinaNet  # MaskRCNN is a FasterRCNN
 
-DETECTORS: Mapping[str, type[MaskRCNN] | type[CascadeMaskRCNN] | type[RetinaNet]] = {
+DETECTORS: Mapping[str, type[FasterRCNN] | type[CascadeMaskRCNN] | type[RetinaNet]] = {
+    "faster_rcnn": FasterRCNN,
     "mask_rcnn": MaskRCNN,
     "cascade_mask_rcnn": CascadeMaskRCNN,
     "retinanet": RetinaNet,
@@ -39,8 +40,9 @@ def create(
     >>> losses = model(images, targets)      # in training mode
     >>> found = model.eval()(images)         # a dict per image: boxes, labels, scores, masks
 
-    ``detector`` is ``mask_rcnn``, ``cascade_mask_rcnn`` or ``retinanet`` (boxes only); ``backbone`` any
-    timm model, ours included, that returns feature maps; ``pretrained`` loads timm's weights for it.
+    ``detector`` is ``mask_rcnn``, ``cascade_mask_rcnn``, or for boxes only ``faster_rcnn`` or ``retinanet``;
+    ``backbone`` any timm model, ours included, that returns feature maps; ``pretrained`` loads timm's weights
+    for it.
     ``images`` are a list of ``(3, H, W)`` from 0 to 1, of any sizes. Labels count from 1, as in torchvision;
     0 is the background. Masks are ``(n, H, W)`` bool. In training mode images are not resized; in eval mode
     the short side becomes ``short`` unless the long one would exceed ``long``, and detections are in pixels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,12 @@ from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.detect.detections import SCORE, ImageDetections, predict, to_target
 from visualtokens.tasks.detect.evaluation import Evaluation, evaluate
 from visualtokens.tasks.detect.models import DETECTORS, Detector, build
-from visualtokens.tasks.initialize import initialize_dense
+from visualtokens.tasks.initialize import initialize_dense, read_initial
 from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
+from visualtokens.tasks.schema import check_input
 from visualtokens.tasks.task import Checkpoint, Loading, Loss, Task, Training, register_task
 
+BODY = "backbone.body.body."  # what the names of the backbone's weights start with
 # In the names of the weights that depend on the classes.
 HEADS = ("_predictor.", "classification_head.cls_logits.")
 
@@ -47,18 +49,21 @@ class Detect(Task):
         if options.model not in DETECTORS:
             raise unknown("detector", options.model, DETECTORS)
         masks = DETECTORS[options.model].has_masks
-        train_set, val_set = (open_detection(options.data, split, masks=masks) for split in ("train", "val"))
-        model_args = _model_args(options)
+        train_set = _open_data(options.data, "train", masks, options.data_options)
+        val_set = _open_data(options.data, "val", masks, options.data_options)
+        initial = read_initial(options, model=options.backbone)
+        model_args = initial.add_to_backbone(_model_args(options))
         model = build(options.model, classes=len(train_set.classes), model_args=model_args)
-        if options.init is not None:
-            initialize_dense(
-                model,
-                options.init,
-                task=self.name,
-                classes=train_set.classes,
-                body="backbone.body.body.",
-                heads=HEADS,
-            )
+        notes = initialize_dense(
+            model,
+            initial,
+            task=self.name,
+            classes=train_set.classes,
+            backbone=model.backbone.body,
+            body=BODY,
+            heads=HEADS,
+        )
+        _set_statistics(model, initial.statistics)
         augment = options.augment or ("none" if options.shows_digits else "photo")
         fit = model.transform
         return DetectTraining(
@@ -69,11 +74,22 @@ class Detect(Task):
             train_set=train_set,
             val_set=val_set,
             sizing=Sizing.preset(augment, short=fit.min_size[0], long=fit.max_size),
+            notes=notes,
         )
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        super().check(config)
+        check_input(config.get("preprocess", {}), "preprocess", size="size", dims=2)
 
     def build(self, config: Mapping[str, Any]) -> tuple[Detector, list[str], Any]:
         detector, classes, model_args = self.described(config)
-        return build(detector, classes=len(classes), model_args=model_args), classes, to_input
+        model = build(detector, classes=len(classes), model_args=model_args)
+        _set_statistics(model, config.get("preprocess", {}))  # older checkpoints have none
+        return model, classes, to_input
+
+    def input_size(self, model: nn.Module, preprocess: Any) -> str:
+        transform: Any = model.transform
+        return f"with a short side of {transform.min_size[0]} and a long side of up to {transform.max_size}"
 
     def resize(self, checkpoint: Checkpoint, size: int) -> Checkpoint:
         """Change the short side of the images that the model sees, in place."""
@@ -81,8 +97,10 @@ class Detect(Task):
         transform.min_size, transform.max_size = (size,), long_side(size)
         return checkpoint
 
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> DetectionDataset:
-        return open_detection(data, split, masks=bool(model.has_masks))
+    def open_data(
+        self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any
+    ) -> DetectionDataset:
+        return _open_data(data, split, bool(checkpoint.model.has_masks), options)
 
     def loader(self, dataset: DetectionDataset, preprocess: Any, loading: Loading) -> Loader[DetectionBatch]:
         return create_detection_loader(dataset, sizing=None, **vars(loading))
@@ -95,6 +113,16 @@ class Detect(Task):
     def predict(self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE) -> ImageDetections:
         return ImageDetections(predict(checkpoint.model, image, score=score), checkpoint.classes)
 
+    def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
+        masks = {"mask_pixels": int} if checkpoint.model.has_masks else {}
+        return {"label": str, "score": float} | dict.fromkeys(("x1", "y1", "x2", "y2"), float) | masks
+
+
+def _open_data(data: str, split: Split, masks: bool, options: Mapping[str, Any]) -> DetectionDataset:
+    if "masks" in options:
+        raise UserError("data_args may not hold 'masks': the model decides whether they are needed")
+    return open_detection(data, split, masks=masks, **options)
+
 
 def to_input(image: Image.Image) -> Tensor:
     """Return an RGB image as detectors take it: ``(3, H, W)`` float32 from 0 to 1.
@@ -102,6 +130,13 @@ def to_input(image: Image.Image) -> Tensor:
     They resize and normalise it themselves.
     """
     return to_floats(functional.pil_to_tensor(image.convert("RGB")))
+
+
+def _set_statistics(model: Detector, statistics: Mapping[str, Any]) -> None:
+    """Set the ``mean`` and ``std`` of the input that the model normalises, where they are given."""
+    transform: Any = model.transform
+    transform.image_mean = list(statistics.get("mean", transform.image_mean))
+    transform.image_std = list(statistics.get("std", transform.image_std))
 
 
 def _model_args(options: TaskOptions) -> dict[str, Any]:
@@ -134,10 +169,14 @@ class DetectTraining(Training[DetectionBatch]):
         train_set: DetectionDataset,
         val_set: DetectionDataset,
         sizing: Sizing,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__(task, model, train_set=train_set, val_set=val_set, preprocess=to_input)
-        self.sizing = sizing
-        self._description = task.describe(detector, classes=self.classes, model_args=model_args)
+        self.sizing, self.notes = sizing, notes
+        transform: Any = model.transform
+        self._description = task.describe(detector, classes=self.classes, model_args=model_args) | {
+            "preprocess": {"mean": list(transform.image_mean), "std": list(transform.image_std)}
+        }
 
     def train_loader(self, loading: Loading) -> Loader[DetectionBatch]:
         return create_detection_loader(self.train_set, sizing=self.sizing, **vars(loading))
@@ -156,6 +195,9 @@ class DetectTraining(Training[DetectionBatch]):
 
     def describe(self) -> dict[str, Any]:
         return self._description
+
+    def heads(self) -> set[str]:
+        return {name for name, _ in self.model.named_parameters() if not name.startswith(BODY)}
 
 
 register_task(Detect())

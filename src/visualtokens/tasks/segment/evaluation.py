@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from visualtokens.data import BadImage
 from visualtokens.data.segmentation import IGNORE, SegmentBatch, mirrored_classes
 from visualtokens.errors import UserError, unknown
 from visualtokens.modes import eval_mode
+from visualtokens.progress import track
 from visualtokens.tables import table
 from visualtokens.tasks.segment.inference import Inference, probabilities
 from visualtokens.tasks.task import sum_over_processes
@@ -170,14 +170,13 @@ def evaluate(
     """Evaluate the model on every image of the loader, on the device of the model.
 
     The metrics of an image do not depend on its batch. Unreadable images are not counted but returned.
-    ``progress`` shows a bar; None shows it on a terminal only. Every process passes its share of the images
-    and gets the metrics of all.
+    ``progress`` shows a bar; None shows it on a terminal and logs the progress elsewhere. Every process
+    passes its share of the images and gets the metrics of all.
     """
     sums = _Sums(model, classes, inference or Inference())
     unreadable: list[BadImage] = []
-    hidden = None if progress is None else not progress
     with eval_mode(model):
-        for batch in tqdm(loader, desc="evaluate", leave=False, disable=hidden):
+        for batch in track(loader, "evaluate", shown=progress):
             unreadable.extend(batch.bad)
             sums.add(batch)
     counts, loss, images = sums.over_processes()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.segment.heads import FPN, VTFPN, AuxiliaryHead, SemanticHead, UperNet, resize
-from visualtokens.tasks.timm_models import Backbone, check_model_args
+from visualtokens.tasks.timm_models import Backbone, Matcher, check_model_args, matcher_under
 
 MAX_CLASSES = 255  # a mask has one byte per pixel, and 255 means unlabelled
 
@@ -153,6 +153,9 @@ class Segmenter(nn.Module):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.backbone.set_grad_checkpointing(enable)
+
+    def group_matcher(self, coarse: bool = False) -> Matcher:
+        return matcher_under("backbone.", self.backbone.group_matcher(coarse))
 
     def no_weight_decay(self) -> set[str]:
         return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}

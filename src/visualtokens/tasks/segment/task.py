@@ -16,6 +16,7 @@ from visualtokens.data import Loader, Split, open_segmentation
 from visualtokens.data.segmentation import (
     IGNORE,
     SEGMENT_PRESETS,
+    Colour,
     SegmentationDataset,
     SegmentAugment,
     SegmentBatch,
@@ -25,9 +26,9 @@ from visualtokens.data.segmentation import (
 from visualtokens.data.transforms import as_augment
 from visualtokens.errors import UserError, unknown
 from visualtokens.tables import printable
-from visualtokens.tasks.initialize import initialize_dense
+from visualtokens.tasks.initialize import initialize_dense, read_initial
 from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
-from visualtokens.tasks.schema import check_input
+from visualtokens.tasks.schema import check_colours, check_input
 from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference, predict
 from visualtokens.tasks.segment.models import Segmenter, build
@@ -37,6 +38,7 @@ from visualtokens.tasks.timm_models import has_fixed_size, preprocess_for
 
 SHOWN = 30  # classes in the text of a prediction
 LOSS_ARGS = ("auxiliary", "class_weights")
+BODY = "backbone.body."  # what the names of the backbone's weights start with
 
 
 class Segment(Task):
@@ -51,19 +53,21 @@ class Segment(Task):
     eval_batch = 16
 
     def open(self, options: TaskOptions) -> SegmentTraining:
-        train_set, val_set = (open_segmentation(options.data, split) for split in ("train", "val"))
-        model_args = _model_args(options)
+        train_set = open_segmentation(options.data, "train", **options.data_options)
+        val_set = open_segmentation(options.data, "val", **options.data_options)
+        initial = read_initial(options, model=options.backbone)
+        model_args = initial.add_to_backbone(_model_args(options))
         model = build(options.model, classes=len(train_set.classes), model_args=model_args)
-        if options.init is not None:
-            initialize_dense(
-                model,
-                options.init,
-                task=self.name,
-                classes=train_set.classes,
-                body="backbone.body.",
-                heads=(".classify.",),
-            )
-        own = preprocess_for(model.backbone, size=options.size)
+        notes = initialize_dense(
+            model,
+            initial,
+            task=self.name,
+            classes=train_set.classes,
+            backbone=model.backbone,
+            body=BODY,
+            heads=(".classify.",),
+        )
+        own = replace(preprocess_for(model.backbone, size=options.size), **initial.statistics)
         preprocess = SegmentPreprocess(own.size, own.mean, own.std, keep_ratio=train_set.keep_ratio)
         return SegmentTraining(
             self,
@@ -78,6 +82,7 @@ class Segment(Task):
             ),
             loss=_loss(options),
             inference=default_inference(model_args["backbone"], preprocess),
+            notes=notes,
         )
 
     def check(self, config: Mapping[str, Any]) -> None:
@@ -85,6 +90,8 @@ class Segment(Task):
         if "preprocess" not in config:
             raise UserError("its 'preprocess' is damaged: there is none")
         check_input(config["preprocess"], "preprocess", size="size", dims=2)
+        if "label_colors" in config:
+            check_colours(config["label_colors"], config["num_classes"])
 
     def build(self, config: Mapping[str, Any]) -> tuple[Segmenter, list[str], SegmentPreprocess]:
         head, classes, model_args = self.described(config)
@@ -101,8 +108,10 @@ class Segment(Task):
             raise UserError(f"its 'preprocess' is damaged: it has no {error}") from error
         return build(head, classes=len(classes), model_args=model_args), classes, preprocess
 
-    def open_data(self, data: str, split: Split, *, model: nn.Module) -> SegmentationDataset:
-        return open_segmentation(data, split)
+    def open_data(
+        self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any
+    ) -> SegmentationDataset:
+        return open_segmentation(data, split, **options)
 
     def loader(
         self, dataset: SegmentationDataset, preprocess: SegmentPreprocess, loading: Loading
@@ -143,7 +152,10 @@ class Segment(Task):
             classes=checkpoint.classes,
             inference=_inference(checkpoint, scales=scales, flip=flip, window=window),
         )
-        return Segmentation(labels, checkpoint.classes)
+        return Segmentation(labels, checkpoint.classes, checkpoint.config.get("label_colors"))
+
+    def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
+        return {"label": str, "share": float}
 
 
 def _model_args(options: TaskOptions) -> dict[str, Any]:
@@ -195,15 +207,18 @@ class SegmentTraining(Training[SegmentBatch]):
         augment: SegmentAugment,
         loss: SegmentLoss,
         inference: Inference | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__(task, model, train_set=train_set, val_set=val_set, preprocess=preprocess)
         if len(self.classes) < 2:
             raise UserError(f"{train_set.spec} has {len(self.classes)} class; segmentation needs 2 or more")
-        self.augment, self.options, self.inference = augment, loss, inference
+        self.augment, self.options, self.inference, self.notes = augment, loss, inference, notes
         self.weights = loss.weights(self.classes)
         self._description = task.describe(head, classes=self.classes, model_args=model_args) | {
             "preprocess": asdict(preprocess)
         }
+        if train_set.colours is not None:
+            self._description["label_colors"] = [list(colour) for colour in train_set.colours]
 
     def train_loader(self, loading: Loading) -> Loader[SegmentBatch]:
         return create_segment_loader(
@@ -231,6 +246,9 @@ class SegmentTraining(Training[SegmentBatch]):
     def describe(self) -> dict[str, Any]:
         return self._description
 
+    def heads(self) -> set[str]:
+        return {name for name, _ in self.model.named_parameters() if not name.startswith(BODY)}
+
     def to(self, device: torch.device) -> None:
         if self.weights is not None:
             self.weights = self.weights.to(device)
@@ -242,6 +260,7 @@ class Segmentation(Prediction):
 
     labels: Tensor  # (H, W) uint8, on the CPU
     classes: Sequence[str]
+    colours: Sequence[Colour] | None = None  # of the dataset that the model was trained on
 
     @property
     def shares(self) -> dict[str, float]:
@@ -256,12 +275,17 @@ class Segmentation(Prediction):
     def text(self) -> str:
         return "\n".join(f"  {p:6.1%}  {printable(name)}" for name, p in list(self.shares.items())[:SHOWN])
 
+    def rows(self) -> list[list[str | float | int | None]]:
+        return [[name, share] for name, share in self.shares.items()]
+
     def draw(self, image: Image.Image) -> Image.Image:
         """Return the image with every pixel tinted by its class, and a legend."""
-        return overlay(image, self.labels, classes=self.classes)
+        return overlay(image, self.labels, classes=self.classes, colours=self.colours)
 
     def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
-        drawn, indices = save_prediction(image, self.labels, classes=self.classes, out=folder, name=name)
+        drawn, indices = save_prediction(
+            image, self.labels, classes=self.classes, colours=self.colours, out=folder, name=name
+        )
         return {"overlay": drawn, "classes": indices}
 
 

@@ -1,0 +1,7 @@
+"""``python -m visualtokens`` is the command ``vtok``."""
+
+import sys
+
+from vtok import main
+
+sys.exit(main())
