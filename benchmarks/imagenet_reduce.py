@@ -34,7 +34,7 @@ from visualtokens.tune.planning import plan
 from visualtokens.tune.tradeoff import tradeoff
 
 MODEL = "vit_base_patch16_224"
-BUDGETS = (0.7, 0.5, 0.4, 0.36, 0.3)  # of the multiply-adds
+BUDGETS = (0.5, 0.36, 0.4, 0.3, 0.7)  # of the multiply-adds
 RIVAL = "merge"
 # name: method, options of reduce
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -110,5 +110,7 @@ def test_names_of_classes() -> None:
     assert check_names("cat", "classes") == check_names(["cat"], "classes") == ["cat"]
     with pytest.raises(UserError, match="x: the class 3 is not a name; give text"):
         check_names(["cat", 3], "x")  # type: ignore[list-item]
+    with pytest.raises(UserError, match=r"x: the class 'aaa.* is longer than 1,000 characters"):
+        check_names(["a" * 1001], "x")
     with pytest.raises(UserError, match="x has 0 classes"):
         check_names([], "x")

@@ -96,6 +96,8 @@ def test_a_path_without_its_kind_is_explained(tmp_path: Path) -> None:
 def test_a_dataset_of_another_task_is_explained() -> None:
     with pytest.raises(UserError, match="'pets:/x' is for --task segment; give it, or another --data"):
         open_dataset("pets:/x", "train")
+    with pytest.raises(UserError, match="'voc:/x' is for --task segment or detect"):
+        open_dataset("voc:/x", "train")
     with pytest.raises(UserError, match="'coco:/x' is for --task detect"):
         open_segmentation("coco:/x", "train")
     with pytest.raises(UserError, match="'folder:/x' is for --task classify"):

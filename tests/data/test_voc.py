@@ -152,6 +152,15 @@ def test_document_types_are_refused(root: Path, encoding: str) -> None:
         opened(root)
 
 
+def test_the_number_of_elements_is_limited(root: Path) -> None:
+    deep = "<a>" * 600_000 + "</a>" * 600_000
+    write(root, f"<annotation>{deep}</annotation>")
+    with pytest.raises(BadAnnotation, match="file: it has more than 500,000 elements"):
+        opened(root)
+    write(root, f"<annotation>{SIZE}{deep[: 3 * 400_000]}{deep[-4 * 400_000 :]}{BOX}</annotation>")
+    assert len(opened(root)[1][1]) == 1
+
+
 def test_missing_files_are_reported(root: Path) -> None:
     (root / "Annotations/train_2.xml").unlink()
     with pytest.raises(BadAnnotation, match=r"train_2.xml: .* file: .*train_2.xml does not exist"):

@@ -56,15 +56,15 @@ def follow(
                     after(words, run(*words))
 
 
-def run(program: str, *arguments: str) -> str:
-    """The output of ``vtok`` or ``torchrun`` of this environment."""
+def run(program: str, *arguments: str, code: int = 0) -> str:
+    """The output of ``vtok`` or ``torchrun`` of this environment, which must end with this exit code."""
     module = {"vtok": "vtok", "torchrun": "torch.distributed.run"}[program]
     shown = shlex.join([program, *arguments])
     print(f"$ {shown}", flush=True)
     paths = [str(path) for word in arguments for path in _expanded(word)]
     done = subprocess.run([sys.executable, "-m", module, *paths], capture_output=True, text=True)
     print(done.stdout, flush=True)
-    if done.returncode:
+    if done.returncode != code:
         raise RuntimeError(f"{shown} ended with code {done.returncode}: {done.stderr}")
     return done.stdout
 

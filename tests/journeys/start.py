@@ -17,5 +17,6 @@ def check(words: list[str], output: str) -> None:
 photos(Path("photos"))
 photo(Path("new/photo.jpg"))
 follow(ROOT / "docs" / "start.md", replace={"vtok demo --out demo\n": ""}, after=check)
+assert Path("sheet.png").stat().st_size > 5_000
 assert "circle" in Path("why.html").read_text()
 assert Path("gallery.html").read_text().count("<img") > 20

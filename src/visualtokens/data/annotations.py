@@ -25,6 +25,7 @@ MAX_MASK_BYTES = 2**31  # all masks of one image, a byte per object and pixel
 MAX_POLYGONS = 1000  # of one object
 MAX_OUTLINE = 1000  # length of these polygons, in widths plus heights of the image
 MAX_FILE_BYTES = 2**24  # of a file with the annotations of one image; 10,000 objects take about 3 MB
+MAX_NAME = 1000  # characters of the name of a class
 MAX_LIST_BYTES = 2**30  # of a file that lists images or classes
 BOXES_ONLY = "train a detector of boxes (--model faster_rcnn)"  # how to use annotations without masks
 
@@ -137,8 +138,10 @@ def check_names(names: Sequence[str] | str, source: str) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             raise UserError(f"{source}: the class {brief(name)} is not a name; give text")
+        if len(name) > MAX_NAME:
+            raise UserError(f"{source}: the class {brief(name)} is longer than {MAX_NAME:,} characters")
         if name in seen:
-            raise UserError(f"{source} names the class {name!r} twice")
+            raise UserError(f"{source} names the class {brief(name)} twice")
         seen.add(name)
     return list(names)
 

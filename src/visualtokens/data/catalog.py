@@ -145,7 +145,7 @@ def _open(
     if kind not in table:
         if Path(spec).expanduser().exists():
             raise _without_kind(spec, table)
-        if task := _task_of(kind):
+        if task := _tasks_of(kind):
             raise UserError(f"{spec!r} is for --task {task}; give it, or another --data")
         raise unknown(what, kind, (*without_path, *table))
     if not path:
@@ -154,13 +154,14 @@ def _open(
     return create(path, split, **_checked_options(kind, create, options, given=tuple(given)), **given)
 
 
-def _task_of(kind: str) -> str | None:
+def _tasks_of(kind: str) -> str:
+    """The tasks that have the kind, such as ``segment or detect``."""
     tables: tuple[tuple[str, Mapping[str, Any]], ...] = (
         ("classify", CLASSIFICATION),
         ("segment", SEGMENTATION),
         ("detect", DETECTION),
     )
-    return next((task for task, table in tables if kind in table), None)
+    return " or ".join(task for task, table in tables if kind in table)
 
 
 _KIND_OF_SUFFIX = {".npz": "npz", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
@@ -178,7 +179,7 @@ def _without_kind(spec: str, table: Mapping[str, Any]) -> UserError:
         kind = "masks"
     elif (path / "_info.json").is_file():
         kind = "wds"
-    task = "" if kind in table else f" with --task {_task_of(kind)}"
+    task = "" if kind in table else f" with --task {_tasks_of(kind)}"
     return UserError(f"{spec!r} is a path without its kind; write '{kind}:{spec}'{task}")
 
 

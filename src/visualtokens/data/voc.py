@@ -42,6 +42,7 @@ from visualtokens.errors import UserError
 ANNOTATIONS = ("Annotations", "annotations", ".")  # folders, in order of preference
 IMAGES = ("JPEGImages", "images", ".")
 LISTS = "ImageSets/Main"
+MAX_ELEMENTS = 500_000  # of an XML file; an object has about ten
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -223,11 +224,20 @@ def _size(root: ElementTree.Element, file: Path, image: Path) -> tuple[int, int]
 
 
 def _read_xml(file: Path) -> ElementTree.Element:
-    """The root of an XML file without a document type: declared entities can expand to gigabytes."""
+    """The root of an XML file without a document type, whose entities could expand to gigabytes."""
+    elements = 0
+
+    def count(*element: object) -> None:
+        nonlocal elements
+        elements += 1
+        if elements > MAX_ELEMENTS:
+            raise UserError(f"it has more than {MAX_ELEMENTS:,} elements")
+
     try:
         data = read_bytes(file)
         scan = expat.ParserCreate()
         scan.StartDoctypeDeclHandler = _refuse_doctype
+        scan.StartElementHandler = count
         scan.Parse(data, True)
         return ElementTree.fromstring(data)
     except UserError as error:
