@@ -30,8 +30,8 @@ from visualtokens.reduce.reduction import reduce
 from visualtokens.reduce.schedule import macs as formula_macs
 from visualtokens.tune.calibration import Profile, calibrate, default_profile, plain_copy
 
-STEPS = 200  # schedules between the plain model and the last
-SCALES = (0.01, 200.0)  # of the drop rates, from the first of these schedules to the last
+STEPS = 400  # schedules between the plain model and the last
+SCALES = (0.01, 100.0)  # of the drop rates, from the first of these schedules to the last
 FULL = "full"  # name of the plain model among the candidates
 PROBE_ROUNDS = 2  # rounds of the first, short measurement
 ATTEMPTS = 6  # full measurements per plan
