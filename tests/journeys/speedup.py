@@ -26,4 +26,4 @@ follow(
     after=check,
 )
 assert Path("curve.png").stat().st_size > 10_000
-assert Path("pooled/weighted_kmedoids/model.safetensors").is_file()
+assert Path("pooled/weighted_merge/model.safetensors").is_file()
