@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -395,3 +397,13 @@ def test_parts_of_a_batch_are_mixed_like_the_whole() -> None:
             out, soft = mix(piece.images.clone(), piece.labels, generator(seed))
             torch.testing.assert_close(out, expected[piece.index])
             torch.testing.assert_close(soft, targets[piece.index])
+
+
+@pytest.mark.parametrize("policy", ["rand-m10-mstd0.5-inc1", "original", "augmix-m10"])
+def test_policies_keep_a_bit_per_channel(policy: str) -> None:
+    """timm's policies may ask for 0 bits, which Pillow refuses."""
+    transform: Any = policy_transform(policy, 32, (0.5, 0.5, 0.5))
+    groups = getattr(transform, "policy", None) or [transform.ops]
+    (posterize, *_) = [op.aug_fn for group in groups for op in group if op.name.startswith("Posterize")]
+    image = Image.fromarray(np.full((4, 4, 3), 200, np.uint8))
+    assert np.asarray(posterize(image, 0)).tolist() == np.full((4, 4, 3), 128).tolist()

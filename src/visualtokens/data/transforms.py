@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from PIL import Image
 from timm.data.auto_augment import (
     augment_and_mix_transform,
     auto_augment_transform,
+    posterize,
     rand_augment_transform,
 )
 from timm.data.mixup import Mixup, mixup_target
@@ -274,10 +275,21 @@ def policy_transform(policy: str, size: int, mean: RGB) -> Callable[[Image.Image
     }
     kind = policy.split("-")[0]
     if kind == "rand":
-        return rand_augment_transform(policy, hints)
-    if kind == "augmix":
-        return augment_and_mix_transform(policy, hints | {"translate_pct": 0.3})
-    return auto_augment_transform(policy, hints)
+        transform = rand_augment_transform(policy, hints)
+    elif kind == "augmix":
+        transform = augment_and_mix_transform(policy, hints | {"translate_pct": 0.3})
+    else:
+        transform = auto_augment_transform(policy, hints)
+    groups = getattr(transform, "policy", None) or [transform.ops]
+    for operation in (operation for group in groups for operation in group):
+        if operation.aug_fn is posterize:
+            operation.aug_fn = _posterize
+    return transform
+
+
+def _posterize(image: Image.Image, bits_to_keep: int, **options: Any) -> Image.Image:
+    """timm's operation with at least one bit: its policies reach 0, which Pillow refuses since version 13."""
+    return posterize(image, max(1, bits_to_keep), **options)
 
 
 @functools.cache
