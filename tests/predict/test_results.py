@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -336,6 +337,16 @@ def test_the_same_images_are_predicted_by_one_process(
                 pass
     with opened(out, share=second):
         pass
+
+
+def test_processes_of_a_restart_may_check_an_old_part_at_the_same_time(out: Path) -> None:
+    with opened(out) as results:
+        predict(results, count=3)
+    (old,) = Path(f"{out}.parts").glob("00000-of-00001.jsonl")
+    with old.open("rb") as checked_by_another, opened(out, share=(0, 4)) as first:
+        fcntl.flock(checked_by_another, fcntl.LOCK_SH)
+        with opened(out, share=(1, 4)) as second:
+            assert not set(first.todo.tolist()) & set(second.todo.tolist())
 
 
 def test_missing_shares_keep_the_parts(out: Path) -> None:

@@ -168,7 +168,7 @@ class Results:
             if other == path or (i - part) % math.gcd(count, parts):
                 continue  # another share of the images
             with other.open("rb") as opened:
-                if not _lock(opened.fileno(), exclusive=True, wait=False):
+                if not _lock(opened.fileno(), exclusive=False, wait=False):  # others may check it too
                     raise self._in_use()
         if not _lock(file.fileno(), exclusive=True, wait=False):
             raise self._in_use()
