@@ -10,6 +10,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from visualtokens.errors import UserError
+from visualtokens.files import one_line
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 100_000
@@ -30,11 +31,11 @@ def read_yaml(path: str | Path, *, what: str) -> Any:
         place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{name} is not YAML: {error.problem}{place}") from error
     except yaml.YAMLError as error:  # characters that YAML forbids
-        raise UserError(f"{name} is not YAML: {error}") from error
+        raise UserError(f"{name} is not YAML: {one_line(error)}") from error
     except RecursionError as error:
         raise UserError(f"{name} is nested too deeply") from error
     except (ValueError, LookupError, AttributeError) as error:  # from PyYAML, for values such as 2024-99-99
-        raise UserError(f"{name} holds a value that is not YAML: {error}") from error
+        raise UserError(f"{name} holds a value that is not YAML: {one_line(error)}") from error
     if size > MAX_VALUES:
         raise UserError(
             f"{name} has more than {MAX_VALUES:,} values with its aliases expanded; leave the aliases out"
