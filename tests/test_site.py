@@ -67,7 +67,9 @@ def support() -> ModuleType:
         ("vit_tiny_patch16_224", ""),
         ("vit_pwee_patch16_reg1_gap_256", "the ParallelScalingBlock of block 0 runs attention and MLP in"),
         ("eva02_tiny_patch14_224", ""),
-        ("beit_base_patch16_224", "it is not a timm VisionTransformer or Eva model"),
+        ("beit_base_patch16_224", ""),
+        ("samvit_base_patch16", "the Block of block 0 attends within windows of 14"),
+        ("resnet18", "it is not a vision transformer of a supported kind"),
     ],
 )
 def test_rows_of_the_support_table(support: ModuleType, name: str, reason: str) -> None:
@@ -75,14 +77,20 @@ def test_rows_of_the_support_table(support: ModuleType, name: str, reason: str) 
     found = support.attempt(name)
     assert found.reason.startswith(reason)
     assert bool(found.reason) == bool(reason)
-    works, refused, others = re.split(
-        r"^## .*\n", (DOCS / "reduce_support.md").read_text("utf-8"), flags=re.M
-    )[1:]
+    text = (DOCS / "reduce_support.md").read_text("utf-8").partition("## timm")[2]
+    works, refused, others = re.split(r"^### .*\n", text, flags=re.M)
     if not found.is_vit:
         assert f"`{found.module}`" in others
         return
     rows = [line for line in (refused if reason else works).splitlines() if found.reason in line]
     assert any(row.startswith(f"| {found.family} |") for row in rows), "run: python docs/reduce_support.py"
+
+
+def test_support_table_of_other_libraries(support: ModuleType) -> None:
+    text = (DOCS / "reduce_support.md").read_text("utf-8")
+    rows = support.other_rows()
+    assert sum(row.endswith("| yes |") for row in rows) >= 15
+    assert all(row in text for row in rows), "run: python docs/reduce_support.py"
 
 
 # Links and docstrings.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from visualtokens.grouping import Grouping, Tap, record_groupings
     from visualtokens.models import add_vt_stage, create_model, list_models
     from visualtokens.ops import set_checks
-    from visualtokens.reduce import plan, reduce, restore, unmerge
+    from visualtokens.reduce import compress, plan, reduce, restore, unmerge
     from visualtokens.surgery import fuse, set_clusters, unfuse
     from visualtokens.tasks import detect, segment
 
@@ -24,6 +24,7 @@ __all__ = [
     "Grouping",
     "Tap",
     "add_vt_stage",
+    "compress",
     "convert",
     "create_model",
     "detect",
@@ -50,6 +51,7 @@ __getattr__, __dir__ = lazy_names(
         "Grouping": "visualtokens.grouping:",
         "Tap": "visualtokens.grouping:",
         "add_vt_stage": "visualtokens.models:",
+        "compress": "visualtokens.reduce:",
         "convert": "visualtokens.converters:",
         "create_model": "visualtokens.models:",
         "detect": "visualtokens.tasks.detect",

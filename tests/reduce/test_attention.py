@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.reduce.helpers import randn
-from visualtokens.reduce.attention import attention
+from visualtokens.reduce.attention import Positions, attention
 from visualtokens.reduce.methods import KEYS, NOTHING, SIGNIFICANCE
 
 DIM, HEADS, N, PREFIX = 24, 4, 9, 1
@@ -68,7 +68,7 @@ def test_output_equals_timm(name: str, needs: Any) -> None:
     for bias in (None, randn(2, N, seed=9)):
         if bias is not None:
             options["attn_mask"] = bias[:, None, None, :]
-        out, significance, keys = attention(module, X, bias=bias, rope=rope, needs=needs)
+        out, significance, keys = attention(module, X, bias=bias, positions=Positions(rope), needs=needs)
         assert_close(out, module(X, **options), **CLOSE)
         assert (significance is not None) == ("significance" in needs)
         assert (keys is not None) == ("keys" in needs)

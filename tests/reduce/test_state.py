@@ -20,10 +20,10 @@ def test_source_and_positions() -> None:
     source = torch.tensor([[0, 0, 1, 2, 0, 0, 1, -1, 3, 1, 1, 4]])
     start = State(grid=(3, 4), cells=(3, 4), track=True)
     joined = Pooled(tokens=torch.zeros(1, 5, 2), assignment=source)
-    state = advance(start, joined, 5, carry=True, joins=False, rotary=True)
+    state = advance(start, joined, 5, carry=True, joins=False, anchored=True)
     assert state.anchor.tolist() == [[0, 6, 3, 8, 11]]
     chosen = Pooled(chosen=torch.tensor([[1, 4]]), assignment=torch.tensor([[-1, 0, -1, -1, 1]]))
-    state = advance(state, chosen, 2, carry=True, joins=False, rotary=True)
+    state = advance(state, chosen, 2, carry=True, joins=False, anchored=True)
     assert state.anchor.tolist() == [[6, 11]]
     assert state.source.tolist() == [[-1, -1, 0, -1, -1, -1, 0, -1, -1, 0, 0, 1]]
 
@@ -33,7 +33,7 @@ def test_sizes_add_up_from_block_to_block() -> None:
     for assignment, sizes in (([[0, 1, 1, 2]], [[1, 2, 1]]), ([[1, 0, 1]], [[2, 2]])):
         k = len(sizes[0])
         pooled = Pooled(tokens=torch.zeros(1, k, 2), assignment=torch.tensor(assignment))
-        state = advance(state, pooled, k, carry=True, joins=True, rotary=False)
+        state = advance(state, pooled, k, carry=True, joins=True, anchored=False)
         assert state.size.tolist() == sizes
         assert state.source is None
 
@@ -41,7 +41,7 @@ def test_sizes_add_up_from_block_to_block() -> None:
 def test_pools_must_return_the_assignment_if_asked() -> None:
     state = State(grid=(2, 2), cells=(2, 2), track=True)
     with pytest.raises(ValueError, match="no assignment"):
-        advance(state, Pooled(chosen=torch.tensor([[0]])), 1, carry=False, joins=False, rotary=False)
+        advance(state, Pooled(chosen=torch.tensor([[0]])), 1, carry=False, joins=False, anchored=False)
 
 
 def test_unmerge_skips_the_prefix() -> None:

@@ -13,6 +13,7 @@ import visualtokens
 from tests.reduce.helpers import randn, small_vit
 from visualtokens.errors import UserError
 from visualtokens.reduce import macs, plan, reduce
+from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.forward import reads_prefix_only
 from visualtokens.tune.calibration import (
     Profile,
@@ -81,7 +82,7 @@ def test_the_measured_change_is_that_of_the_reduced_model(head: dict[str, object
         whole = [model(IMAGES)]
         vit = reduce(plain_copy(model), "weighted_merge", keep=1.0)
         assert reads_prefix_only(vit) == ("class_token" not in head)
-        first, other, second = _Meter(vit, 64, [IMAGES], whole, None, 1)(keep, [keep, step])
+        first, other, second = _Meter(encoder_of(vit), 64, [IMAGES], whole, None, 1)(keep, [keep, step])
         for found, schedule in ((first, keep), (other, keep), (second, step)):
             reduced = reduce(plain_copy(model), "weighted_merge", keep=schedule)
             torch.testing.assert_close(found, output_change(whole[0], reduced(IMAGES)))

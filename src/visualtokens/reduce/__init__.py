@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import visualtokens.reduce.trainable  # noqa: F401  registers reduced_vit with timm
 from visualtokens.callable_package import make_callable
 from visualtokens.lazy import lazy_names
+from visualtokens.reduce.compression import Compressed, compress
 from visualtokens.reduce.forward import Tokens, forward_tokens
 from visualtokens.reduce.methods import METHODS, Place, Pool, Pooled, Seen, register_method
 from visualtokens.reduce.reduction import Reduction, reduce, restore
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
+    "Compressed",
     "Macs",
     "Place",
     "Plan",
@@ -30,6 +32,7 @@ __all__ = [
     "Seen",
     "State",
     "Tokens",
+    "compress",
     "forward_tokens",
     "macs",
     "plan",

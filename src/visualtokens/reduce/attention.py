@@ -1,32 +1,46 @@
-"""The self-attention of timm's blocks, and what a pool needs from it: significance and keys.
+"""The self-attention of a block, and what a pool needs from it: significance and keys.
 
-:func:`attention` covers every plain self-attention module in timm: fused or separate projections, separate
-biases, query and key norms, rotary positions, grouped queries, gates and inner norms.
+:func:`attention` covers the plain self-attention modules of timm, torch, transformers and open_clip: fused or
+separate projections, separate biases, query and key norms, rotary and relative positions, grouped queries,
+gates and inner norms.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
-from timm.models.eva import EvaAttention
+from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
-from visualtokens.ops import attend, significance
+from visualtokens.ops import attend, join_heads, significance, split_heads
 
 Evidence = Literal["significance", "keys"]
 # Output (B, N, C); significance (B, N) and keys (B, N, D) if they were needed. N counts the prefix tokens.
 Attended = tuple[Tensor, Tensor | None, Tensor | None]
 
-# Compared by forward: a subclass that overrides it computes something else.
-SUPPORTED = {kind.forward for kind in (Attention, AttentionRope, EvaAttention)}
+
+class Decomposed(NamedTuple):
+    """Relative positions that depend on the query: q · rows[Δrow] + q · columns[Δcolumn] (SAM, MViTv2)."""
+
+    rows: Tensor  # (2 · H - 1, D)
+    columns: Tensor  # (2 · W - 1, D)
+    place: Tensor  # row and column of each token, (N, 2) or (B, N, 2)
 
 
-def is_supported(attn: nn.Module) -> bool:
-    """Whether :func:`attention` computes the same as this module."""
-    return type(attn).forward in SUPPORTED
+class Positions(NamedTuple):
+    """What attention knows about the places of its tokens beyond the position embeddings."""
+
+    rope: Tensor | None = None  # rotary positions of the tokens after the prefix, (…, N, D)
+    relative: Tensor | None = None  # added to the logits, (1 or B, heads, N, N), prefix included
+    decomposed: Decomposed | None = None
+
+    def __bool__(self) -> bool:
+        return any(part is not None for part in self)
+
+
+NOWHERE = Positions()
 
 
 def attention(
@@ -34,53 +48,66 @@ def attention(
     x: Tensor,
     *,
     bias: Tensor | None = None,
-    rope: Tensor | None = None,
+    positions: Positions = NOWHERE,
     alpha: Tensor | float | None = None,
     needs: frozenset[Evidence] = frozenset(),
 ) -> Attended:
     """softmax(q kᵀ · scale + bias) v for ``x (B, N, C)``, with the significance and the keys if needed.
 
-    ``bias (B, K)`` is added to the logits of the last K tokens. ``rope`` holds the rotary positions of the
-    tokens after the prefix. With ``alpha``, queries and keys have unit length and ``alpha`` is the scale
-    (Appendix F).
+    ``bias (B, K)`` is added to the logits of the last K tokens. With ``alpha``, queries and keys have unit
+    length and ``alpha`` is the scale (Appendix F).
 
     Three forms of the same equation: timm's own module if nothing is needed from inside, fused attention if
     only the keys are, and explicit weights otherwise.
     """
-    if not needs and alpha is None:
-        return _timm_attention(attn, x, bias, rope), None, None
-    module: Any = attn  # nn.Module does not declare its parts
-    q, k, v = _projections(module, x, rope)  # (B, heads, N, D)
-    scale: Tensor | float = module.scale
+    parts = parts_of(attn)
+    if not needs and alpha is None and parts.takes_mask:
+        return _timm_attention(attn, x, bias, positions.rope), None, None
+    q, k, v = parts.project(attn, x, positions.rope)  # (B, heads, N, D)
+    relative = positions.relative if positions.decomposed is None else _relative(q, positions.decomposed)
+    scale: Tensor | float = parts.scale(attn)
     if alpha is not None:
         q, k, scale = F.normalize(q, dim=3), F.normalize(k, dim=3), alpha
     keys = k.mean(1) if "keys" in needs else None  # (B, N, D)
     if isinstance(scale, Tensor):
         q, scale = q * scale, 1.0
+    dropout = parts.dropout(attn) if attn.training else 0.0
     received = None
-    if "significance" in needs:
-        out, received = attend_with_weights(q, k, v, bias, scale, module.attn_drop)
-    elif module.training and module.attn_drop.p > 0:
-        out, _ = attend_with_weights(q, k, v, bias, scale, module.attn_drop)
+    if "significance" in needs or dropout:
+        out, received = attend_with_weights(q, k, v, bias, scale, relative=relative, dropout=dropout)
     else:
-        out = attend(q, k, v, _mask(bias, x.shape[1], q.dtype), scale=scale)  # (B, heads, N, D)
-    return _output(module, x, out), received, keys
+        mask = _mask(bias, x.shape[1], q.dtype)
+        if relative is not None:
+            mask = relative if mask is None else relative + mask
+        out = attend(q, k, v, mask, scale=scale)  # (B, heads, N, D)
+    return parts.output(attn, x, out), received if "significance" in needs else None, keys
 
 
 def attend_with_weights(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: nn.Module
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    *,
+    relative: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ · scale + bias) v, ``(B, heads, N, D)``, and the significance ``(B, N)``.
 
-    ``q``, ``k``, ``v (B, heads, N, D)``; ``bias (B, K)`` is for the last K tokens.
+    ``q``, ``k``, ``v (B, heads, N, D)``; ``bias (B, K)`` is for the last K tokens; ``relative`` is that of
+    :class:`Positions`; ``dropout`` is the probability for the weights.
     """
     # baddbmm applies the scale within the product; with beta=0 its first argument is ignored
     logits = torch.baddbmm(q.new_empty(1, 1, 1), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale)
     logits = logits.view(*q.shape[:3], k.shape[2])  # (B, heads, N, N)
     if bias is not None:
         logits[..., logits.shape[3] - bias.shape[1] :].add_(bias.to(q.dtype)[:, None, None])
+    if relative is not None:
+        logits.add_(relative)
     weights = logits.softmax(3)
-    out = torch.bmm(dropout(weights).flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
+    mixing = F.dropout(weights, dropout) if dropout else weights
+    out = torch.bmm(mixing.flatten(0, 1), v.flatten(0, 1))  # (B · heads, N, D)
     return out.view(*q.shape[:3], v.shape[3]), significance(weights)
 
 
@@ -98,15 +125,57 @@ def _mask(bias: Tensor | None, n: int, dtype: torch.dtype) -> Tensor | None:
     return None if bias is None else F.pad(bias.to(dtype), (n - bias.shape[1], 0))[:, None, None]
 
 
-def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values ``(B, heads, N, D)``, with norms and rotary positions applied."""
+def _relative(q: Tensor, positions: Decomposed) -> Tensor:
+    """The bias ``(B, heads, N, N)`` of decomposed positions for queries ``(B, heads, N, D)``."""
+    total = torch.zeros((), dtype=q.dtype, device=q.device)
+    for table, place in zip(positions[:2], positions.place.long().unbind(-1), strict=True):
+        place = place if place.ndim == 2 else place.unsqueeze(0)  # (1 or B, N)
+        offset = place.unsqueeze(2) - place.unsqueeze(1) + (len(table) - 1) // 2  # (1 or B, N, N)
+        products = q @ table.mT  # (B, heads, N, 2 · H - 1)
+        total = total + products.gather(3, offset.unsqueeze(1).expand(*q.shape[:3], -1))
+    return total
+
+
+class Parts(NamedTuple):
+    """How a kind of attention module computes the parts of the equation."""
+
+    project: Any  # (module, x, rope) -> queries, keys and values (B, heads, N, D)
+    output: Any  # (module, x, out (B, heads, N, D)) -> (B, N, C)
+    scale: Any  # (module) -> scale of the logits
+    dropout: Any  # (module) -> dropout probability of the weights
+    shape: Any  # (module) -> heads, D
+    takes_mask: bool = False  # whether the module itself can be called with a mask, as those of timm can
+
+
+def kind(module: nn.Module) -> str:
+    """The name of the class whose ``forward`` a module runs: a subclass that overrides it is another kind."""
+    forward = type(module).forward
+    return f"{forward.__module__}.{forward.__qualname__.removesuffix('.forward')}"
+
+
+def parts_of(attn: nn.Module) -> Parts:
+    """The parts of a supported attention module."""
+    return PARTS[kind(attn)]
+
+
+def is_supported(attn: nn.Module) -> bool:
+    """Whether :func:`attention` computes the same as this module."""
+    return kind(attn) in PARTS
+
+
+# timm: one fused projection, or three.
+
+
+def _timm_projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, with norms and rotary positions applied."""
     if attn.qkv is None:
         parts = (attn.q_proj(x), attn.k_proj(x), attn.v_proj(x))
         q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
     else:
-        qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _eva_qkv(attn, x)
-        q, k, v = qkv.reshape(*x.shape[:2], 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    q, k = attn.q_norm(q), attn.k_norm(k)
+        qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _qkv_with_biases(attn, x)
+        q, k, v = qkv.unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    if hasattr(attn, "q_norm"):
+        q, k = attn.q_norm(q), attn.k_norm(k)
     if rope is not None:
         q, k = (_rotate(attn, part, rope).type_as(v) for part in (q, k))
     groups = getattr(attn, "num_kv_groups", 1)
@@ -115,8 +184,8 @@ def _projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Ten
     return q, k, v
 
 
-def _eva_qkv(attn: Any, x: Tensor) -> Tensor:
-    """EVA's fused projection: learned biases for queries and values, zeros for keys."""
+def _qkv_with_biases(attn: Any, x: Tensor) -> Tensor:
+    """The fused projection of EVA and BEiT: learned biases for queries and values, zeros for keys."""
     bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
     if attn.qkv_bias_separate:
         return attn.qkv(x) + bias
@@ -130,9 +199,89 @@ def _rotate(attn: Any, x: Tensor, rope: Tensor) -> Tensor:
     return torch.cat((x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)), dim=2)
 
 
-def _output(attn: Any, x: Tensor, out: Tensor) -> Tensor:
-    """Join the heads of ``out (B, heads, N, D)`` and project to ``(B, N, C)``."""
-    out = attn.norm(out.transpose(1, 2).flatten(2))
+def _timm_output(attn: Any, x: Tensor, out: Tensor) -> Tensor:
+    out = join_heads(out)
+    if hasattr(attn, "norm"):
+        out = attn.norm(out)
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
     return attn.proj_drop(attn.proj(out))
+
+
+def _timm_shape(attn: Any) -> tuple[int, int]:
+    return attn.num_heads, attn.proj.in_features // attn.num_heads
+
+
+_TIMM = Parts(
+    project=_timm_projections,
+    output=_timm_output,
+    scale=lambda attn: attn.scale,
+    dropout=lambda attn: attn.attn_drop.p,
+    shape=_timm_shape,
+)
+
+
+# transformers: three projections.
+
+
+def _hf_projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    parts = (attn.q_proj(x), attn.k_proj(x), attn.v_proj(x))
+    q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
+    return (q, k, v) if rope is None else (_rotate_half(q, rope), _rotate_half(k, rope), v)
+
+
+def _rotate_half(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotate the last tokens of ``x (B, heads, N, D)`` by ``rope (…, n, 2 · D)``: cosines, then sines."""
+    cos, sin = rope.chunk(2, dim=-1)
+    prefix = x.shape[2] - rope.shape[-2]
+    first, second = x[:, :, prefix:].chunk(2, dim=3)
+    rotated = x[:, :, prefix:] * cos + torch.cat((-second, first), dim=3) * sin
+    return torch.cat((x[:, :, :prefix], rotated), dim=2)
+
+
+def _hf(out: str, scale: str, dropout: str) -> Parts:
+    """The parts of a module with these names for its output projection, scale and dropout."""
+    return Parts(
+        project=_hf_projections,
+        output=lambda attn, x, heads: getattr(attn, out)(join_heads(heads)),
+        scale=lambda attn: getattr(attn, scale),
+        dropout=lambda attn: getattr(attn, dropout),
+        shape=lambda attn: (attn.q_proj.out_features // attn.head_dim, attn.head_dim),
+    )
+
+
+# torch.nn.MultiheadAttention, in torchvision and open_clip.
+
+
+def _torch_projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).chunk(3, dim=2)
+    return split_heads(q, attn.num_heads), split_heads(k, attn.num_heads), split_heads(v, attn.num_heads)
+
+
+_TORCH = Parts(
+    project=_torch_projections,
+    output=lambda attn, x, out: attn.out_proj(join_heads(out)),
+    scale=lambda attn: attn.head_dim**-0.5,
+    dropout=lambda attn: attn.dropout,
+    shape=lambda attn: (attn.num_heads, attn.head_dim),
+)
+
+_MODELS = "transformers.models"
+PARTS: dict[str, Parts] = {
+    "timm.layers.attention.Attention": _TIMM._replace(takes_mask=True),
+    "timm.layers.attention.AttentionRope": _TIMM._replace(takes_mask=True),
+    "timm.models.eva.EvaAttention": _TIMM._replace(takes_mask=True),
+    "timm.models.beit.Attention": _TIMM,
+    "timm.models.vision_transformer_relpos.RelPosAttention": _TIMM,
+    "timm.models.vision_transformer_sam.Attention": _TIMM,
+    "torch.nn.modules.activation.MultiheadAttention": _TORCH,
+    f"{_MODELS}.vit.modeling_vit.ViTAttention": _hf("o_proj", "scaling", "attention_dropout"),
+    f"{_MODELS}.deit.modeling_deit.DeiTAttention": _hf("o_proj", "scaling", "attention_dropout"),
+    f"{_MODELS}.clip.modeling_clip.CLIPAttention": _hf("out_proj", "scale", "dropout"),
+    f"{_MODELS}.siglip.modeling_siglip.SiglipAttention": _hf("out_proj", "scale", "dropout"),
+    f"{_MODELS}.dinov2.modeling_dinov2.Dinov2Attention": _hf("o_proj", "scaling", "attention_dropout"),
+    f"{_MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention": _hf(
+        "o_proj", "scaling", "attention_dropout"
+    ),
+    f"{_MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention": _hf("o_proj", "scaling", "dropout"),
+}

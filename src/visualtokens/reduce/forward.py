@@ -19,8 +19,11 @@ from torch import Tensor, nn
 
 from visualtokens.errors import UserError
 from visualtokens.grouping import Grouping
-from visualtokens.ops import ungroup
-from visualtokens.reduce.state import State, grouping_of
+from visualtokens.reduce.attention import Positions
+from visualtokens.reduce.state import State, grouping_of, spread
+
+# The methods of a timm model that reduction replaces; a subclass must not override them.
+REPLACED = ("forward", "forward_features", "forward_intermediates", "pool")
 
 
 class Tokens(NamedTuple):
@@ -38,39 +41,40 @@ def encode(
 
     ``track`` computes the source map; ``blocks`` is the number of blocks to run, all by default.
     """
-    x, state, rope = embed(model, images, track=track)
+    x, state, positions = embed(model, images, track=track)
     keep = model.reduction.schedule.tokens(state.grid[0] * state.grid[1])
     taken = []
     for i in range(len(model.blocks) if blocks is None else blocks):
-        x, state = run_block(model, i, x, state, keep[i], rope)
+        x, state = run_block(model, i, x, state, keep[i], positions)
         if i in take:
             taken.append((x, state))
     return x, state, taken
 
 
-def embed(model: Any, images: Tensor, *, track: bool) -> tuple[Tensor, State, Tensor | None]:
-    """The tokens before the first block, their state, and the rotary positions of an Eva model."""
+def embed(model: Any, images: Tensor, *, track: bool) -> tuple[Tensor, State, Positions]:
+    """The tokens before the first block, their state, and the positions of the patches."""
     x, rope = _embed(model, images)  # (B, prefix + N, C)
     grid = model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
     # rotary positions of joined tokens are computed from the source map
     track = track or rope is not None or any(block.reduction.tap.wanted() for block in model.blocks)
-    return x, State(grid=grid, cells=grid, track=track), rope
+    return x, State(grid=grid, cells=grid, track=track), Positions(rope)
 
 
 def run_block(
-    model: Any, index: int, x: Tensor, state: State, keep: int, rope: Tensor | None
+    model: Any, index: int, x: Tensor, state: State, keep: int, positions: Positions
 ) -> tuple[Tensor, State]:
     """The tokens and the state after block ``index``, which keeps at most ``keep`` tokens."""
-    rope = rope[index] if rope is not None and model.rope_mixed else rope
+    if positions.rope is not None and model.rope_mixed:
+        positions = Positions(positions.rope[index])
     if model.grad_checkpointing:
-        return checkpoint(model.blocks[index], x, state, keep, rope)
-    return model.blocks[index](x, state, keep, rope)
+        return checkpoint(model.blocks[index], x, state, keep, positions)
+    return model.blocks[index](x, state, keep, positions)
 
 
 def read_out(model: Any, x: Tensor, state: State) -> Tensor:
     """The model's output for the tokens ``x (B, prefix + K, C)`` after the last block."""
     x = model.norm(x)
-    return model.forward_head(x if reads_prefix_only(model) else spread(model, x, state))
+    return model.forward_head(x if reads_prefix_only(model) else spread(x, state, model.num_prefix_tokens))
 
 
 def reads_prefix_only(model: Any) -> bool:
@@ -85,14 +89,6 @@ def _embed(model: Any, images: Tensor) -> tuple[Tensor, Tensor | None]:
         x, rope = model._pos_embed(x)
         return model.norm_pre(x), rope
     return model.norm_pre(model.patch_drop(model._pos_embed(x))), None
-
-
-def spread(model: Any, x: Tensor, state: State) -> Tensor:
-    """Copy each token of ``x (B, prefix + K, C)`` to its patches, ``(B, prefix + N, C)``; 0 if dropped."""
-    if state.source is None:
-        return x
-    prefix = model.num_prefix_tokens
-    return torch.cat((x[:, :prefix], ungroup(x[:, prefix:], state.source)), dim=1)
 
 
 def forward(
@@ -112,7 +108,7 @@ def forward_features(
     """Replaces timm's ``forward_features``: ``(B, prefix + N, C)``, one feature per patch."""
     _refuse_masks(attn_mask, is_causal)
     x, state, _ = encode(model, x, track=True)
-    return spread(model, model.norm(x), state)
+    return spread(model.norm(x), state, model.num_prefix_tokens)
 
 
 def forward_tokens(model: nn.Module, images: Tensor) -> Tokens:
@@ -147,11 +143,11 @@ def forward_intermediates(
     if norm:
         taken = [(model.norm(tokens), then) for tokens, then in taken]
     prefix = model.num_prefix_tokens
-    features = [spread(model, tokens, then) for tokens, then in taken]  # (B, prefix + N, C)
+    features = [spread(tokens, then, model.num_prefix_tokens) for tokens, then in taken]  # (B, prefix + N, C)
     maps = [f[:, prefix:] for f in features]
     if output_fmt == "NCHW":
         maps = [m.mT.unflatten(2, state.grid).contiguous() for m in maps]  # (B, C, H, W)
-    final = None if intermediates_only else spread(model, model.norm(x), state)
+    final = None if intermediates_only else spread(model.norm(x), state, model.num_prefix_tokens)
     prefixes = [f[:, :prefix] for f in features] if prefix and return_prefix_tokens else None
     if output_dict:
         named = dict(image_intermediates=maps, image_intermediates_prefix=prefixes, image_features=final)

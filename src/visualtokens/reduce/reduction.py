@@ -1,27 +1,20 @@
-"""Add token reduction to a timm vision transformer, and remove it again."""
+"""Add token reduction to a vision transformer, and remove it again."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from timm.layers.attention_pool import AttentionPoolPrr
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
-from visualtokens.reduce import forward as passes
-from visualtokens.reduce.blocks import (
-    REPLACED,
-    BlockReduction,
-    attentions,
-    check_reducible,
-    reduced_forward,
-    transformer,
-)
+from visualtokens.reduce.attention import parts_of
+from visualtokens.reduce.blocks import BlockReduction, attentions
+from visualtokens.reduce.encoder import Encoder
+from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.methods import DEFAULT_METHOD, Factory, Init, Place, Pool, find_method
 from visualtokens.reduce.schedule import Keep, Schedule
 
@@ -67,7 +60,11 @@ def reduce(
     normalize_qk: bool = False,
     alpha: float | Literal["learned"] = 1.0,
 ) -> nn.Module:
-    """Reduce the tokens of a timm vision transformer; changes ``model`` in place and returns it.
+    """Reduce the tokens of a vision transformer; changes ``model`` in place and returns it.
+
+    ``model`` is one of timm, transformers, open_clip or torchvision, or contains one; docs/reduce_support.md
+    lists the supported kinds.
+
 
     Between the attention and the MLP of every block, the block's n tokens are reduced to at most K. Prefix
     tokens (class, distillation, registers) are always kept and not counted. The weights do not change;
@@ -108,34 +105,33 @@ def reduce(
     New parameters: ``blocks.*.reduction.alpha`` if α is learned, and ``blocks.*.reduction.pool.weight`` for
     ``conv``. New taps: ``blocks.*.reduction.tap``. Reducing a reduced model replaces its reduction.
     """
-    vit: Any = transformer(model)
-    check_reducible(vit)
+    encoder = encoder_of(model)
     if keep is None:
         keep = _planned(model, method, macs=macs, speedup=speedup, latency_ms=latency_ms, images=images)
     elif any(budget is not None for budget in (macs, speedup, latency_ms, images)):
         raise UserError("keep is the schedule itself; leave macs, speedup, latency_ms and images out")
     _check_options(init, iterations, alpha, normalize_qk=normalize_qk)
-    schedule = Schedule.of(keep, len(vit.blocks))
+    schedule = Schedule.of(keep, len(encoder.blocks))
     name = method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__)
     factory, fit = find_method(method) if isinstance(method, str) else (method, None)
-    patches = vit.patch_embed.num_patches
+    patches = encoder.patches
     if fit is not None:
-        schedule = Schedule(fit(schedule.tokens(patches), tuple(vit.patch_embed.grid_size)))
+        schedule = Schedule(fit(schedule.tokens(patches), encoder.grid(encoder.image_size)))
     after = schedule.tokens(patches)
     before = (patches, *after[:-1])
     pools = []
-    for i, block in enumerate(vit.blocks):
-        place = Place(i, vit.embed_dim, patches, before[i], after[i], init, iterations)
+    for i, block in enumerate(encoder.blocks):
+        place = Place(i, encoder.dim, patches, before[i], after[i], init, iterations)
         pools.append(factory(place).to(next(block.parameters())))
-    _check_pools(vit, name, schedule, pools, iterations)
-    if "reduction" in vit.__dict__:
-        restore(vit)
-    for block, pool in zip(vit.blocks, pools, strict=True):
+    _check_pools(encoder, name, schedule, pools, iterations)
+    if encoder.reduced:
+        restore(model)
+    for block, pool in zip(encoder.blocks, pools, strict=True):
+        own: Any = block
         scale = _scale(block, alpha) if normalize_qk else None
-        block.reduction = BlockReduction(pool, prefix=vit.num_prefix_tokens, carry=carry, alpha=scale)
-        block.reduction.train(block.training)
-        block.forward = partial(reduced_forward, block)
-    vit.reduction = Reduction(
+        own.reduction = BlockReduction(pool, prefix=encoder.prefix, carry=carry, alpha=scale)
+        own.reduction.train(block.training)
+    encoder.module.reduction = Reduction(
         method=name,
         schedule=schedule,
         carry=carry,
@@ -145,9 +141,7 @@ def reduce(
         alpha=alpha,
         registered=isinstance(method, str),
     )
-    for part in REPLACED:
-        if part != "pool" or not all(pool.joins for pool in pools):
-            setattr(vit, part, partial(getattr(passes, part), vit))
+    encoder.install(joins=all(pool.joins for pool in pools))
     return model
 
 
@@ -163,13 +157,13 @@ def _planned(model: nn.Module, method: str | Factory, **budget: Any) -> Keep:
 
 def restore(model: nn.Module) -> nn.Module:
     """Remove the reduction from ``model``, which then computes exactly what it did before; returns it."""
-    vit: Any = transformer(model)
-    if "reduction" not in vit.__dict__:
-        raise UserError(f"this {type(vit).__name__} is not reduced, so there is nothing to restore")
-    for part in (*REPLACED, "reduction"):
-        vit.__dict__.pop(part, None)
-    for block in vit.blocks:
-        del block.forward, block.reduction
+    encoder = encoder_of(model)
+    if not encoder.reduced:
+        raise UserError(f"this {encoder.name} is not reduced, so there is nothing to restore")
+    encoder.uninstall()
+    del encoder.module.reduction
+    for block in encoder.blocks:
+        del block.reduction
     return model
 
 
@@ -178,7 +172,8 @@ def _scale(block: nn.Module, alpha: float | str) -> nn.Parameter | float:
     if isinstance(alpha, float | int):
         return float(alpha)
     like = next(block.parameters())
-    head_dim = attentions(block)[0].head_dim
+    attn = attentions(block)[0]
+    _, head_dim = parts_of(attn).shape(attn)
     return nn.Parameter(torch.full((), head_dim**0.5, device=like.device, dtype=like.dtype))
 
 
@@ -194,19 +189,16 @@ def _check_options(init: str, iterations: int | None, alpha: float | str, *, nor
 
 
 def _check_pools(
-    vit: Any, method: str, schedule: Schedule, pools: Sequence[Pool], iterations: int | None
+    encoder: Encoder, method: str, schedule: Schedule, pools: Sequence[Pool], iterations: int | None
 ) -> None:
     """Refuse an option that the method does not have, and a reduction that leaves the head no input."""
     if iterations is not None and not any(hasattr(pool, "iterations") for pool in pools):
         raise UserError(f"iterations={iterations}; {method} does not iterate")
-    name, reads = type(vit).__name__, vit.global_pool
-    if schedule.tokens(vit.patch_embed.num_patches)[-1] == 0 and (
-        reads != "token" or not vit.num_prefix_tokens
-    ):
+    drops = not all(pool.joins for pool in pools)
+    if encoder.reads_patches and schedule.tokens(encoder.patches)[-1] == 0:
+        raise UserError(f"keep leaves no token, but this {encoder.name} {encoder.reading}; keep at least 1")
+    if drops and not encoder.can_ignore_dropped:
         raise UserError(
-            f"keep leaves no token, but this {name} with global_pool={reads!r} reads them; keep at least 1"
-        )
-    if isinstance(vit.attn_pool, AttentionPoolPrr) and not all(pool.joins for pool in pools):
-        raise UserError(
-            f"global_pool='prr' of this {name} cannot ignore dropped patches; use a method that joins tokens"
+            f"this {encoder.name} {encoder.reading} and cannot ignore dropped patches; use a method that "
+            "joins tokens, such as weighted_merge"
         )

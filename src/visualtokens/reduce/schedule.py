@@ -9,12 +9,14 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from timm.layers import AttentionPoolLatent, PatchEmbed
 from torch import nn
 
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import read_json
-from visualtokens.reduce.blocks import attentions, check_reducible, transformer
+from visualtokens.reduce.attention import parts_of
+from visualtokens.reduce.blocks import attentions
+from visualtokens.reduce.encoder import linear_weights
+from visualtokens.reduce.families import encoder_of
 
 Keep = str | float | Sequence[int] | Sequence[float]
 
@@ -179,57 +181,30 @@ class Macs(NamedTuple):
 def macs(model: nn.Module, *, patches: int | None = None, keep: Sequence[int] | None = None) -> Macs:
     """The multiply-adds of a vision transformer, plain or reduced, for one image.
 
+    Of a model around the transformer (the classifier of a transformers model, a text tower) nothing counts.
+
     ``patches`` is the number of patches of the image, by default that of the model's own image size. ``keep``
     overrides the tokens after each block of a reduced model.
     """
-    vit: Any = transformer(model)
-    check_reducible(vit)
-    reduced = "reduction" in vit.__dict__
-    patches = vit.patch_embed.num_patches if patches is None else patches
-    after = vit.reduction.schedule.tokens(patches) if reduced else (patches,) * len(vit.blocks)
-    after = after if keep is None else tuple(keep)
+    encoder = encoder_of(model)
+    patches = encoder.patches if patches is None else patches
+    after: Sequence[int] = (patches,) * len(encoder.blocks)
+    if keep is not None:
+        after = keep
+    elif encoder.reduced:
+        after = encoder.module.reduction.schedule.tokens(patches)
     attention, pooling, mlp = [], [], []
-    present, prefix = patches, vit.num_prefix_tokens
-    for block, k in zip(vit.blocks, after, strict=False):  # timm may have pruned the last blocks
+    present, prefix = patches, encoder.prefix
+    for block, k in zip(encoder.blocks, after, strict=False):  # timm may have pruned the last blocks
+        own: Any = block
         parts = attentions(block)
-        n, weights = prefix + present, sum(map(_linear, parts))
-        attention.append(n * weights + 2 * n**2 * sum(attn.num_heads * attn.head_dim for attn in parts))
-        acts = reduced and block.reduction.pool.acts(present, k)
-        head_dim = sum(attn.head_dim for attn in parts)
-        pooling.append(block.reduction.pool.macs(present, k, vit.embed_dim, head_dim) if acts else 0)
-        mlp.append((prefix + k) * (_linear(block) - weights))
+        shapes = [parts_of(attn).shape(attn) for attn in parts]  # heads, D
+        n, weights = prefix + present, sum(map(linear_weights, parts))
+        attention.append(n * weights + 2 * n**2 * sum(heads * head_dim for heads, head_dim in shapes))
+        acts = encoder.reduced and own.reduction.pool.acts(present, k)
+        keys = sum(head_dim for _, head_dim in shapes)
+        pooling.append(own.reduction.pool.macs(present, k, encoder.dim, keys) if acts else 0)
+        mlp.append((prefix + k) * (linear_weights(block) - weights))
         present = k
-    return Macs(_stem(vit, patches), tuple(attention), tuple(pooling), tuple(mlp), _head(vit, patches))
-
-
-def _linear(module: nn.Module) -> int:
-    """The weights of all linear layers in ``module``: its multiply-adds per token."""
-    return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
-
-
-def _stem(vit: Any, patches: int) -> int:
-    if not isinstance(vit.patch_embed, PatchEmbed):
-        raise _unknown_cost(vit.patch_embed)
-    # learned rotary positions: patch positions times frequencies in every block
-    rotary = len(vit.blocks) * patches * vit.embed_dim if getattr(vit, "rope_mixed", False) else 0
-    return patches * vit.patch_embed.proj.weight.numel() + rotary
-
-
-def _head(vit: Any, patches: int) -> int:
-    """The classifiers, and attention pooling over all patches."""
-    heads = [vit.head, getattr(vit, "head_dist", None)]
-    total = sum(_linear(head) for head in heads if head is not None)
-    pool = vit.attn_pool
-    if pool is None:
-        return total
-    if not isinstance(pool, AttentionPoolLatent):
-        raise _unknown_cost(pool)
-    include = getattr(vit, "pool_include_prefix", True)
-    n = patches + (vit.num_prefix_tokens if include else 0)
-    per_latent = (_linear(pool) - pool.kv.weight.numel()) * pool.latent_len
-    return total + per_latent + n * pool.kv.weight.numel() + 2 * n * pool.latent_len * vit.embed_dim
-
-
-def _unknown_cost(part: nn.Module) -> UserError:
-    kind = type(part).__name__
-    return UserError(f"the cost of a {kind} is unknown; count it with visualtokens.bench.count_macs")
+    stem, head = encoder.stem_macs(patches), encoder.head_macs(patches)
+    return Macs(stem, tuple(attention), tuple(pooling), tuple(mlp), head)

@@ -25,14 +25,14 @@ class State(NamedTuple):
     track: bool  # whether to keep `source` up to date
     source: Tensor | None = None  # (B, N): token of each patch, -1 if dropped; None: each patch is a token
     size: Tensor | None = None  # (B, K): patches per token; None: one each
-    anchor: Tensor | None = None  # (B, K): the patch whose rotary position each token has; None: its own
+    anchor: Tensor | None = None  # (B, K): the patch whose position each token has; None: its own
 
 
-def advance(state: State, pooled: Pooled, k: int, *, carry: bool, joins: bool, rotary: bool) -> State:
+def advance(state: State, pooled: Pooled, k: int, *, carry: bool, joins: bool, anchored: bool) -> State:
     """The state after a pool to K tokens.
 
-    ``carry``: whether sizes are carried; ``joins``: :attr:`Pool.joins`; ``rotary``: whether the model has
-    rotary positions.
+    ``carry``: whether sizes are carried; ``joins``: :attr:`Pool.joins`; ``anchored``: whether attention needs
+    the position of each token.
     """
     source, size, anchor = state.source, state.size, state.anchor
     if state.track:
@@ -41,8 +41,8 @@ def advance(state: State, pooled: Pooled, k: int, *, carry: bool, joins: bool, r
         size = _sizes(size, _assignment(pooled), k)
     elif size is not None and pooled.chosen is not None:
         size = size.gather(1, pooled.chosen)
-    if rotary:
-        anchor = _anchors(anchor, pooled, source, k, state.grid)
+    if anchored:
+        anchor = anchors(anchor, pooled, source, k, state.grid)
     return State(state.grid, pooled.cells or state.cells, state.track, source, size, anchor)
 
 
@@ -67,10 +67,10 @@ def _sizes(size: Tensor | None, assignment: Tensor, k: int) -> Tensor:
     return size.new_zeros(size.shape[0], k).scatter_add(1, assignment, size)
 
 
-def _anchors(
+def anchors(
     anchor: Tensor | None, pooled: Pooled, source: Tensor | None, k: int, grid: tuple[int, int]
 ) -> Tensor:
-    """The patch whose rotary position each token has, ``(B, K)``.
+    """The patch whose position each token has, ``(B, K)``.
 
     A chosen token keeps its own. A joined token takes the patch nearest to the centroid of its patches (the
     first on ties): a position that exists, inside its region.
@@ -93,6 +93,13 @@ def patch_positions(grid: tuple[int, int], device: torch.device) -> Tensor:
     """Row and column of each patch, ``(N, 2)``."""
     rows, columns = (torch.arange(side, device=device, dtype=torch.float32) for side in grid)
     return torch.cartesian_prod(rows, columns)
+
+
+def spread(x: Tensor, state: State, prefix: int) -> Tensor:
+    """Copy each token of ``x (B, prefix + K, C)`` to its patches, ``(B, prefix + N, C)``; 0 if dropped."""
+    if state.source is None:
+        return x
+    return torch.cat((x[:, :prefix], ungroup(x[:, prefix:], state.source)), dim=1)
 
 
 def grouping_of(state: State, tokens: Tensor) -> Grouping:

@@ -13,7 +13,7 @@ from timm.models import build_model_with_cfg, eva, generate_default_cfgs, regist
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
-from visualtokens.reduce.blocks import transformer
+from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.methods import METHODS, SIGNIFICANCE, Factory, Init, Place, Pool, Pooled, Seen
 from visualtokens.reduce.reduction import reduce
 from visualtokens.reduce.schedule import Keep
@@ -116,12 +116,10 @@ def project(model: nn.Module) -> None:
 
 def extraction_pools(model: nn.Module) -> list[SoftExtraction]:
     """The soft extraction pools of a model, in block order."""
-    vit: Any = transformer(model)
-    found = [m for m in vit.blocks.modules() if isinstance(m, SoftExtraction)]
+    encoder = encoder_of(model)
+    found = [m for block in encoder.blocks for m in block.modules() if isinstance(m, SoftExtraction)]
     if not found:
-        raise UserError(
-            f"this {type(vit).__name__} has no soft extraction; reduce it with soft_extraction() first"
-        )
+        raise UserError(f"this {encoder.name} has no soft extraction; reduce it with soft_extraction() first")
     return found
 
 
@@ -173,7 +171,7 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
 
 def _adapt(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Resample position embeddings to the input size of the model, as timm does for the base."""
-    family = eva if isinstance(transformer(model), eva.Eva) else vision_transformer
+    family = eva if isinstance(encoder_of(model).module, eva.Eva) else vision_transformer
     return family.checkpoint_filter_fn(weights, model)
 
 

@@ -14,15 +14,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
-from visualtokens.reduce.blocks import check_reducible, transformer
-from visualtokens.reduce.forward import embed, read_out, reads_prefix_only, run_block
+from visualtokens.reduce.encoder import Encoder
+from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.methods import find_method
 from visualtokens.reduce.reduction import reduce, restore
 from visualtokens.reduce.schedule import macs
@@ -120,23 +119,22 @@ def calibrate(
         raise UserError(f"share={share} must be between 0 and 1")
     if find_method(method)[1] is not None:
         raise UserError(f"{method} cannot keep any number of tokens, so there is nothing to calibrate")
-    check_reducible(transformer(model))
-    vit: Any = transformer(plain_copy(model))
-    patches = math.prod(vit.patch_embed.dynamic_feat_size(tuple(images.shape[2:])))
-    full = macs(vit, patches=patches).total
-    with eval_mode(vit), torch.inference_mode():
-        like = next(vit.parameters())
+    encoder = encoder_of(plain_copy(model))
+    patches = math.prod(encoder.grid((images.shape[2], images.shape[3])))
+    full = macs(encoder.root, patches=patches).total
+    with eval_mode(encoder.root), torch.inference_mode():
+        like = next(encoder.root.parameters())
         batches = [part.to(like) for part in images.split(batch)]
-        whole = [vit(part) for part in batches]
-        reduce(vit, method, keep=1.0)
-        meter = _Meter(vit, patches, batches, whole, progress, rounds)
+        whole = [encoder.output(part) for part in batches]
+        reduce(encoder.root, method, keep=1.0)
+        meter = _Meter(encoder, patches, batches, whole, progress, rounds)
         return _shift(meter, share * full, full, method, rounds)
 
 
 def _shift(meter: _Meter, limit: float, full: int, method: str, rounds: int) -> Calibration:
     """Equalise the exchange rates in ``rounds`` steps; return the schedule that changed the output least."""
-    fewest = 0 if reads_prefix_only(meter.vit) else 1
-    profile = default_profile(len(meter.vit.blocks))
+    fewest = 0 if meter.encoder.reads_prefix_only else 1
+    profile = default_profile(len(meter.encoder.blocks))
     tried: list[tuple[float, Profile, tuple[int, ...]]] = []
     for index in range(rounds + 1):
         scale = profile.scaled(meter.macs, limit, meter.patches, fewest)
@@ -202,18 +200,18 @@ class _Meter:
 
     def __init__(
         self,
-        vit: Any,
+        encoder: Encoder,
         patches: int,
         batches: Sequence[Tensor],
         whole: Sequence[Tensor],
         progress: Callable[[int, int], None] | None,
         rounds: int,
     ) -> None:
-        self.vit, self.patches, self.batches, self.whole = vit, patches, batches, whole
+        self.encoder, self.patches, self.batches, self.whole = encoder, patches, batches, whole
         self._progress, self._done, self._total = progress, 0, (rounds + 1) * len(batches)
 
     def macs(self, keep: Sequence[int]) -> float:
-        return macs(self.vit, patches=self.patches, keep=keep).total
+        return macs(self.encoder.root, patches=self.patches, keep=keep).total
 
     def __call__(self, keep: Sequence[int], steps: Sequence[Sequence[int]]) -> list[Tensor]:
         """The change of the output of every image by ``keep``, and by each of ``steps``: ``(images,)`` each.
@@ -222,32 +220,28 @@ class _Meter:
         """
         changes: list[list[Tensor]] = [[] for _ in range(1 + len(steps))]
         for images, whole in zip(self.batches, self.whole, strict=True):
-            x, state, rope = embed(self.vit, images, track=not reads_prefix_only(self.vit))
+            x, state, positions = self.encoder.embed(images)
             before: list[tuple[Tensor, State]] = []
             for i, k in enumerate(keep):
                 before.append((x, state))
-                x, state = run_block(self.vit, i, x, state, k, rope)
-            changes[0].append(self._change(whole, x, state))
+                x, state = self.encoder.run_block(i, x, state, k, positions)
+            changes[0].append(output_change(whole, self.encoder.read_out(images, x, state)))
             for first, step in enumerate(steps):
                 x, state = before[first]
                 for i in range(first, len(step)):
-                    x, state = run_block(self.vit, i, x, state, step[i], rope)
-                changes[1 + first].append(self._change(whole, x, state))
+                    x, state = self.encoder.run_block(i, x, state, step[i], positions)
+                changes[1 + first].append(output_change(whole, self.encoder.read_out(images, x, state)))
             self._done += 1
             if self._progress is not None:
                 self._progress(self._done, self._total)
         return [torch.cat(parts) for parts in changes]
-
-    def _change(self, whole: Tensor, x: Tensor, state: State) -> Tensor:
-        """The change of the output of every image of a batch."""
-        return output_change(whole, read_out(self.vit, x, state))
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """A copy of the model without reduction that shares its weights."""
     shared = {id(weight): weight for weight in chain(model.parameters(), model.buffers())}
     other: nn.Module = copy.deepcopy(model, shared)
-    return restore(other) if "reduction" in transformer(other).__dict__ else other
+    return restore(other) if encoder_of(other).reduced else other
 
 
 def output_change(whole: Tensor, reduced: Tensor) -> Tensor:

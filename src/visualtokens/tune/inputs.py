@@ -19,7 +19,7 @@ from visualtokens.data.folder import Walk
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line
 from visualtokens.progress import one_image, track
-from visualtokens.reduce.blocks import check_reducible, transformer
+from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.reduction import reduce, restore
 from visualtokens.tasks.timm_models import class_names, preprocess_for
 
@@ -49,16 +49,14 @@ def open_model(name: str, *, weights: str | None = None, size: tuple[int, int] |
     else:
         model = _named(name, weights, size)
         preprocess = preprocess_for(model)
-    vit: Any = transformer(model)
-    check_reducible(vit)
-    if "reduction" in vit.__dict__:
+    encoder = encoder_of(model)
+    if encoder.reduced:
         raise UserError(f"{name!r} is already reduced; give a checkpoint of the whole model")
     if size is not None:
         model_args["img_size"] = list(size)
-        if size != tuple(vit.patch_embed.img_size):
-            vit.set_input_size(img_size=size)
-    own = tuple(vit.patch_embed.img_size)
-    return Opened(model.eval(), classes, replace(preprocess, size=own), model_args)
+        if size != encoder.image_size:
+            encoder.module.set_input_size(img_size=size)
+    return Opened(model.eval(), classes, replace(preprocess, size=encoder.image_size), model_args)
 
 
 def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.Module:

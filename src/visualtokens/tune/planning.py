@@ -23,8 +23,7 @@ from visualtokens.bench.timing import quartiles
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import json_ready, write_atomically
 from visualtokens.progress import count, stage
-from visualtokens.reduce.blocks import check_reducible, transformer
-from visualtokens.reduce.forward import reads_prefix_only
+from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.methods import DEFAULT_METHOD, METHODS, find_method
 from visualtokens.reduce.reduction import reduce
 from visualtokens.reduce.schedule import macs as formula_macs
@@ -108,7 +107,6 @@ def plan(
         raise UserError(f"{name}={budget} must be more than 0")
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    check_reducible(transformer(model))
     size = size or input_size(model)
     profile = None
     if images is not None:
@@ -149,8 +147,8 @@ def _expected_share(model: nn.Module, name: str, budget: float, size: tuple[int,
         return 0.5
     if name == "speedup":
         return min(0.9, max(0.2, 0.9 / budget))  # clustering takes time as well
-    vit: Any = transformer(plain_copy(model))
-    full = formula_macs(vit, patches=math.prod(vit.patch_embed.dynamic_feat_size(size))).total
+    plain = plain_copy(model)
+    full = formula_macs(plain, patches=math.prod(encoder_of(plain).grid(size))).total
     return min(0.9, max(0.2, budget if budget <= 1 else budget / full))
 
 
@@ -186,17 +184,17 @@ def ladder(
     They scale the drop rates of ``profile``, by default :func:`default_profile`.
     """
     plain = plain_copy(model)
-    vit: Any = transformer(plain)
-    patches = math.prod(vit.patch_embed.dynamic_feat_size(size))
-    fewest = 0 if reads_prefix_only(vit) else 1
-    full = formula_macs(vit, patches=patches).total
-    reduce(plain, method, keep=[patches] * len(vit.blocks))
-    profile = profile or default_profile(len(vit.blocks))
+    encoder = encoder_of(plain)
+    blocks, patches = len(encoder.blocks), math.prod(encoder.grid(size))
+    fewest = 0 if encoder.reads_prefix_only else 1
+    full = formula_macs(plain, patches=patches).total
+    reduce(plain, method, keep=[patches] * blocks)
+    profile = profile or default_profile(blocks)
     fit = find_method(method)[1]
-    rungs = [Rung((patches,) * len(vit.blocks), full)]
+    rungs = [Rung((patches,) * blocks, full)]
     for keep in _schedules(profile, patches, fewest):
         if fit is not None:  # conv cannot reach every K, and only halves the grid where it was told to
-            keep = fit(keep, vit.patch_embed.dynamic_feat_size(size))
+            keep = fit(keep, encoder.grid(size))
             reduce(plain, method, keep=keep)
         cost = formula_macs(plain, patches=patches, keep=keep).total
         if cost < rungs[-1].macs:
@@ -213,9 +211,7 @@ def _schedules(profile: Profile, patches: int, fewest: int) -> Iterator[tuple[in
 
 def input_size(model: nn.Module) -> tuple[int, int]:
     """The image size (H, W) that the model was created for."""
-    vit: Any = transformer(model)
-    height, width = vit.patch_embed.img_size
-    return height, width
+    return encoder_of(model).image_size
 
 
 # Measuring the speed of schedules, and finding the first that is fast enough.

@@ -18,7 +18,8 @@ from visualtokens.errors import UserError
 from visualtokens.files import write_atomically
 from visualtokens.modes import eval_mode
 from visualtokens.progress import track
-from visualtokens.reduce.blocks import check_reducible, transformer
+from visualtokens.reduce.encoder import first_tensor
+from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.methods import DEFAULT_METHOD
 from visualtokens.reduce.schedule import Keep, Schedule, macs
 from visualtokens.tune.calibration import plain_copy
@@ -107,11 +108,10 @@ def tradeoff(
     """
     if FULL in schedules:
         raise UserError(f"{FULL!r} is the name of the full model; give the schedule another name")
-    vit: Any = transformer(model)
-    check_reducible(vit)
+    encoder = encoder_of(model)
     size = size or input_size(model)
-    patches = math.prod(vit.patch_embed.dynamic_feat_size(size))
-    blocks = len(vit.blocks)
+    patches = math.prod(encoder.grid(size))
+    blocks = len(encoder.blocks)
     keeps = {name: Schedule.of(keep, blocks).tokens(patches) for name, keep in schedules.items()}
     meter = Speedometer(model, method=method, size=size, batch=batch, rounds=rounds)
     measured = meter(list(keeps.values()))
@@ -168,7 +168,7 @@ def _evaluate(
     if labels is not None:
         return "accuracy", [(out.argmax(1) == labels).float().mean().item() for out in outputs]
     full, *others = outputs
-    if transformer(models[0]).num_classes:
+    if encoder_of(models[0]).classes:
         labels = full.argmax(1)
         return "agreement", [1.0, *((out.argmax(1) == labels).float().mean().item() for out in others)]
     return "similarity", [1.0, *(F.cosine_similarity(out, full).mean().item() for out in others)]
@@ -179,7 +179,7 @@ def _outputs(model: nn.Module, images: Tensor, *, batch: int) -> Tensor:
     """Logits or features ``(n, ·)`` of ``images (n, 3, H, W)`` in evaluation mode, on the CPU."""
     like = next(model.parameters())
     with eval_mode(model):
-        return torch.cat([model(part.to(like)).float().cpu() for part in images.split(batch)])
+        return torch.cat([first_tensor(model(part.to(like))).float().cpu() for part in images.split(batch)])
 
 
 def _peak(model: nn.Module, images: Tensor) -> int:
