@@ -85,6 +85,20 @@ def test_reduced_model_of_every_kind(kind: str) -> None:
 
 
 @every_kind
+def test_only_prefix_tokens_attend_where_no_patch_is_kept(kind: str) -> None:
+    """The same class token as with all queries: a last block that keeps one patch computes them."""
+    model, x = build(kind), images(kind)
+    n = patches(model)
+    if model.global_pool != "token" or not model.num_prefix_tokens:
+        return
+    visualtokens.reduce(model, "merge", keep=[n, n, 1])
+    expected = run(model, x)
+    visualtokens.reduce(model, "merge", keep=[n, n, 0])
+    assert_close(run(model, x), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+    assert macs(model).total == count_macs(model, tuple(x.shape[2:]))
+
+
+@every_kind
 def test_gradients_with_and_without_checkpointing(kind: str) -> None:
     model = build(kind).train()
     visualtokens.reduce(model, "weighted_kmeans", keep=quarters(patches(model)))

@@ -164,6 +164,16 @@ def test_reduced_model_of_every_kind(kind: str) -> None:
     assert torch.equal(run(model, x), plain)
 
 
+@pytest.mark.parametrize("kind", ["vit", "deit", "torchvision", "timm_wrapper"])
+def test_only_prefix_tokens_attend_where_no_patch_is_kept(kind: str) -> None:
+    model, x = build(kind), images()
+    visualtokens.reduce(model, keep=[16, 16, 1])
+    expected = run(model, x)
+    visualtokens.reduce(model, keep=[16, 16, 0])
+    assert_close(run(model, x), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+    assert macs(model).total == count_macs(encoder_of(model).module, (SIDE, SIDE))
+
+
 @every_kind
 def test_images_of_a_batch_are_independent(kind: str) -> None:
     model, x = build(kind), images(3)

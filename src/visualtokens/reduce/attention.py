@@ -51,20 +51,25 @@ def attention(
     positions: Positions = NOWHERE,
     alpha: Tensor | float | None = None,
     needs: frozenset[Evidence] = frozenset(),
+    queries: int | None = None,
 ) -> Attended:
     """softmax(q kᵀ · scale + bias) v for ``x (B, N, C)``, with the significance and the keys if needed.
 
     ``bias (B, K)`` is added to the logits of the last K tokens. With ``alpha``, queries and keys have unit
-    length and ``alpha`` is the scale (Appendix F).
+    length and ``alpha`` is the scale (Appendix F). With ``queries``, only the outputs of that many first
+    tokens, which are prefix tokens, are computed.
 
     Three forms of the same equation: timm's own module if nothing is needed from inside, fused attention if
     only the keys are, and explicit weights otherwise.
     """
     parts = parts_of(attn)
-    if not needs and alpha is None and parts.takes_mask:
+    if not needs and alpha is None and queries is None and parts.takes_mask:
         return _timm_attention(attn, x, bias, positions.rope), None, None
-    q, k, v = parts.project(attn, x, positions.rope)  # (B, heads, N, D)
+    asking = x if queries is None else x[:, :queries]
+    q, k, v = parts.project(attn, asking, x, positions.rope)  # (B, heads, N, D)
     relative = positions.relative if positions.decomposed is None else _relative(q, positions.decomposed)
+    if relative is not None and queries is not None:
+        relative = relative[:, :, :queries]
     scale: Tensor | float = parts.scale(attn)
     if alpha is not None:
         q, k, scale = F.normalize(q, dim=3), F.normalize(k, dim=3), alpha
@@ -80,7 +85,7 @@ def attention(
         if relative is not None:
             mask = relative if mask is None else relative + mask
         out = attend(q, k, v, mask, scale=scale)  # (B, heads, N, D)
-    return parts.output(attn, x, out), received if "significance" in needs else None, keys
+    return parts.output(attn, asking, out), received if "significance" in needs else None, keys
 
 
 def attend_with_weights(
@@ -139,7 +144,7 @@ def _relative(q: Tensor, positions: Decomposed) -> Tensor:
 class Parts(NamedTuple):
     """How a kind of attention module computes the parts of the equation."""
 
-    project: Any  # (module, x, rope) -> queries, keys and values (B, heads, N, D)
+    project: Any  # (module, x of the queries, x, rope) -> queries, keys and values (B, heads, N, D)
     output: Any  # (module, x, out (B, heads, N, D)) -> (B, N, C)
     scale: Any  # (module) -> scale of the logits
     dropout: Any  # (module) -> dropout probability of the weights
@@ -166,30 +171,42 @@ def is_supported(attn: nn.Module) -> bool:
 # timm: one fused projection, or three.
 
 
-def _timm_projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _timm_projections(
+    attn: Any, asking: Tensor, x: Tensor, rope: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, with norms and rotary positions applied."""
     if attn.qkv is None:
-        parts = (attn.q_proj(x), attn.k_proj(x), attn.v_proj(x))
+        parts = (attn.q_proj(asking), attn.k_proj(x), attn.v_proj(x))
         q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
     else:
-        qkv = attn.qkv(x) if getattr(attn, "q_bias", None) is None else _qkv_with_biases(attn, x)
-        q, k, v = qkv.unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = _from_fused(attn, asking, x)
     if hasattr(attn, "q_norm"):
         q, k = attn.q_norm(q), attn.k_norm(k)
     if rope is not None:
-        q, k = (_rotate(attn, part, rope).type_as(v) for part in (q, k))
+        q = _rotate(attn, q, rope).type_as(v) if asking is x else q  # prefix tokens have no position
+        k = _rotate(attn, k, rope).type_as(v)
     groups = getattr(attn, "num_kv_groups", 1)
     if groups > 1:
         k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
     return q, k, v
 
 
-def _qkv_with_biases(attn: Any, x: Tensor) -> Tensor:
-    """The fused projection of EVA and BEiT: learned biases for queries and values, zeros for keys."""
-    bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-    if attn.qkv_bias_separate:
-        return attn.qkv(x) + bias
-    return F.linear(x, attn.qkv.weight, bias)
+def _from_fused(attn: Any, asking: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values of one projection.
+
+    EVA and BEiT have learned biases for queries and values, and zeros for keys.
+    """
+    weight, bias = attn.qkv.weight, attn.qkv.bias
+    if getattr(attn, "q_bias", None) is not None:
+        bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+    if asking is x:
+        qkv = attn.qkv(x) if bias is attn.qkv.bias else F.linear(x, weight, bias)
+        return qkv.unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    width = len(weight) // 3
+    own, others = (None, None) if bias is None else bias.split((width, 2 * width))
+    q = F.linear(asking, weight[:width], own)
+    k, v = F.linear(x, weight[width:], others).chunk(2, dim=2)
+    return tuple(split_heads(part, attn.num_heads) for part in (q, k, v))
 
 
 def _rotate(attn: Any, x: Tensor, rope: Tensor) -> Tensor:
@@ -224,10 +241,14 @@ _TIMM = Parts(
 # transformers: three projections.
 
 
-def _hf_projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    parts = (attn.q_proj(x), attn.k_proj(x), attn.v_proj(x))
+def _hf_projections(
+    attn: Any, asking: Tensor, x: Tensor, rope: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    parts = (attn.q_proj(asking), attn.k_proj(x), attn.v_proj(x))
     q, k, v = (part.unflatten(2, (-1, attn.head_dim)).transpose(1, 2) for part in parts)
-    return (q, k, v) if rope is None else (_rotate_half(q, rope), _rotate_half(k, rope), v)
+    if rope is None:
+        return q, k, v
+    return _rotate_half(q, rope) if asking is x else q, _rotate_half(k, rope), v
 
 
 def _rotate_half(x: Tensor, rope: Tensor) -> Tensor:
@@ -253,9 +274,12 @@ def _hf(out: str, scale: str, dropout: str) -> Parts:
 # torch.nn.MultiheadAttention, in torchvision and open_clip.
 
 
-def _torch_projections(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).chunk(3, dim=2)
-    return split_heads(q, attn.num_heads), split_heads(k, attn.num_heads), split_heads(v, attn.num_heads)
+def _torch_projections(attn: Any, asking: Tensor, x: Tensor, rope: Tensor | None) -> tuple[Tensor, ...]:
+    weights = attn.in_proj_weight.chunk(3)
+    biases = (None, None, None) if attn.in_proj_bias is None else attn.in_proj_bias.chunk(3)
+    inputs = (asking, x, x)
+    parts = (F.linear(*each) for each in zip(inputs, weights, biases, strict=True))
+    return tuple(split_heads(part, attn.num_heads) for part in parts)
 
 
 _TORCH = Parts(

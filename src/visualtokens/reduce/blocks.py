@@ -54,14 +54,17 @@ def reduced_forward(
     halves = HALVES[kind(block)]
 
     active = pool.acts(x.shape[1] - prefix, keep)
+    none_left = active and keep == 0
     attend = partial(
         attention,
         bias=None if state.size is None else state.size.log(),  # Appendix E: log s for a token of s patches
         positions=_of_tokens(positions, state.anchor, prefix),
         alpha=reduction.alpha,
         needs=pool.needs if active and keep else NOTHING,
+        queries=prefix if none_left else None,  # the others would be dropped
     )
-    x, significance, keys = halves.attention(block, x, attend)
+    before = x
+    x, significance, keys = halves.attention(block, x, attend)  # (B, prefix + n, C)
 
     if active:
         seen = Seen(
@@ -71,7 +74,7 @@ def reduced_forward(
             cells=state.cells,
             assign=state.track or (carry and pool.joins),
         )
-        pooled = pool(x[:, prefix:], keep, seen) if keep else keep_none(x[:, prefix:])
+        pooled = keep_none(before[:, prefix:]) if none_left else pool(x[:, prefix:], keep, seen)
         x = _with_prefix(x, pooled, prefix)  # (B, prefix + K, C)
         k = x.shape[1] - prefix
         state = advance(state, pooled, k, carry=carry, joins=pool.joins, anchored=bool(positions))
@@ -113,7 +116,8 @@ def _with_prefix(x: Tensor, pooled: Pooled, prefix: int) -> Tensor:
 
 # The two residual steps of each kind of block.
 
-Attend = Callable[[nn.Module, Tensor], Attended]  # one attention module on its normalised input
+# One attention module on its normalised input; it may return the first tokens only.
+Attend = Callable[[nn.Module, Tensor], Attended]
 
 
 class Halves(NamedTuple):
@@ -132,7 +136,7 @@ def _pre_norm(norm1: str, attn: str, after1: str, norm2: str, after2: str, *, ml
 
     def attention_half(block: Any, x: Tensor, attend: Attend) -> Attended:
         out, significance, keys = attend(getattr(block, attn), getattr(block, norm1)(x))
-        return x + _chain(block, after1, out), significance, keys
+        return x[:, : out.shape[1]] + _chain(block, after1, out), significance, keys
 
     def mlp_half(block: Any, x: Tensor) -> Tensor:
         return x + _chain(block, after2, getattr(block, mlp)(getattr(block, norm2)(x)))
@@ -148,7 +152,7 @@ def _chain(block: Any, names: str, x: Tensor) -> Tensor:
 
 def _post_norm_attention(block: Any, x: Tensor, attend: Attend) -> Attended:
     out, significance, keys = attend(block.attn, x)
-    return x + block.drop_path1(block.norm1(out)), significance, keys
+    return x[:, : out.shape[1]] + block.drop_path1(block.norm1(out)), significance, keys
 
 
 def _post_norm_mlp(block: Any, x: Tensor) -> Tensor:
@@ -158,7 +162,7 @@ def _post_norm_mlp(block: Any, x: Tensor) -> Tensor:
 def _gamma_attention(block: Any, x: Tensor, attend: Attend) -> Attended:
     out, significance, keys = attend(block.attn, block.norm1(x))
     out = out if block.gamma_1 is None else block.gamma_1 * out
-    return x + block.drop_path1(out), significance, keys
+    return x[:, : out.shape[1]] + block.drop_path1(out), significance, keys
 
 
 def _gamma_mlp(block: Any, x: Tensor) -> Tensor:
@@ -171,7 +175,7 @@ def _parallel_attention(block: Any, x: Tensor, attend: Attend) -> Attended:
     outs, received, keys = zip(*(attend(part.attn, part.norm(x)) for part in block.attns), strict=True)
     steps = [part.drop_path(part.ls(out)) for part, out in zip(block.attns, outs, strict=True)]
     return (
-        x + torch.stack(steps).sum(dim=0),
+        x[:, : steps[0].shape[1]] + torch.stack(steps).sum(dim=0),
         None if received[0] is None else torch.stack(received).sum(dim=0),  # (B, N)
         None if keys[0] is None else torch.cat(keys, dim=2),  # (B, N, attentions · D)
     )

@@ -200,11 +200,26 @@ def macs(model: nn.Module, *, patches: int | None = None, keep: Sequence[int] | 
         parts = attentions(block)
         shapes = [parts_of(attn).shape(attn) for attn in parts]  # heads, D
         n, weights = prefix + present, sum(map(linear_weights, parts))
-        attention.append(n * weights + 2 * n**2 * sum(heads * head_dim for heads, head_dim in shapes))
         acts = encoder.reduced and own.reduction.pool.acts(present, k)
+        queries = prefix if acts and k == 0 else n  # tokens that are dropped ask nothing
+        keys_and_values = sum(map(_of_keys_and_values, parts))
+        attention.append(
+            n * keys_and_values
+            + queries * (weights - keys_and_values)
+            + 2 * queries * n * sum(heads * head_dim for heads, head_dim in shapes)
+        )
         keys = sum(head_dim for _, head_dim in shapes)
         pooling.append(own.reduction.pool.macs(present, k, encoder.dim, keys) if acts else 0)
         mlp.append((prefix + k) * (linear_weights(block) - weights))
         present = k
     stem, head = encoder.stem_macs(patches), encoder.head_macs(patches)
     return Macs(stem, tuple(attention), tuple(pooling), tuple(mlp), head)
+
+
+def _of_keys_and_values(attn: Any) -> int:
+    """The weights of the projections to keys and values."""
+    if isinstance(attn, nn.MultiheadAttention):
+        return 2 * attn.in_proj_weight.numel() // 3
+    if getattr(attn, "qkv", None) is not None:
+        return 2 * attn.qkv.weight.numel() // 3
+    return attn.k_proj.weight.numel() + attn.v_proj.weight.numel()
