@@ -7,10 +7,12 @@ import pickle
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,8 +23,11 @@ from tests.reduce.helpers import DEPTH, DIM, build, images, quarters, run
 from visualtokens.bench import count_macs
 from visualtokens.errors import UserError
 from visualtokens.reduce import METHODS, Place, Pool, Pooled, Seen, macs, reduce, restore
+from visualtokens.reduce.families import encoder_of
+from visualtokens.tune.calibration import find_threshold, tokens_of
 
 KEEP = [12, 7, 3]  # of 16
+SIZES: dict[str, Any] = dict(img_size=64, depth=DEPTH, embed_dim=DIM, num_heads=4, num_classes=7)
 
 
 def test_reduction_is_described_on_the_model() -> None:
@@ -290,3 +295,58 @@ def test_reduce_is_also_the_package() -> None:
     """``visualtokens.reduce`` is a package that can be called."""
     model = visualtokens.reduce(build("deit"), "merge", keep=KEEP)
     assert visualtokens.reduce.macs(model) == macs(model)
+
+
+def test_threshold_keeps_what_an_image_needs() -> None:
+    """An image of one colour needs fewer tokens than noise; a batch gets as many as the neediest image."""
+    model = build("deit")
+    flat, noise = torch.full((1, 3, 64, 64), 0.3), images("deit", 1)
+    visualtokens.reduce(model, threshold=0.3)
+    encoder = encoder_of(model)
+    with torch.no_grad():
+        few, many = tokens_of(encoder, flat), tokens_of(encoder, noise)
+        both = tokens_of(encoder, torch.cat((flat, noise)))
+        alone = model(noise)
+    assert all(a <= b for a, b in zip(few, many, strict=True))
+    assert few[0] < many[0]
+    assert both[0] == many[0]
+    counts = []
+    for threshold in (1e-6, 0.1, 0.3, 1.0, 100.0):
+        visualtokens.reduce(model, threshold=threshold)
+        with torch.no_grad():
+            counts.append(tokens_of(encoder, noise))
+    assert counts[0] == (16, 16, 0)  # nothing is below the threshold; the last block keeps no patch
+    assert all(a >= b for first, second in pairwise(counts) for a, b in zip(first, second, strict=True))
+    assert counts[-1][0] == 1  # a sixteenth of the patches stays
+    visualtokens.reduce(model, threshold=0.3)
+    args: dict[str, Any] = model.reduction.model_args()  # type: ignore[union-attr,operator]
+    again = timm.create_model("reduced_vit", base="deit_tiny_patch16_224", **args, **SIZES).eval()
+    again.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert_close(again(noise), alone)
+    with pytest.raises(UserError, match="with a threshold the tokens depend on the image"):
+        macs(again)
+
+
+def test_threshold_for_a_budget() -> None:
+    model, x = build("deit"), images("deit", 3)
+    threshold = find_threshold(model, x, macs=0.7)
+    full = macs(model).total
+    visualtokens.reduce(model, threshold=threshold)
+    encoder = encoder_of(model)
+    with torch.no_grad():
+        costs = [macs(model, keep=tokens_of(encoder, image)).total for image in x.split(1)]
+    assert 0.6 < sum(costs) / len(costs) / full < 0.75  # 16 patches come in large steps
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(threshold=0.1, keep=0.5), "give one above 0, and neither keep nor a budget"),
+        (dict(threshold=0), "threshold=0 decides"),
+        (dict(threshold=0.1, method="merge"), "merge has no threshold"),
+    ],
+)
+def test_wrong_thresholds(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        visualtokens.reduce(build("deit"), **options)

@@ -29,6 +29,7 @@ def nearest_merge(
     metric: Tensor | None = None,
     weights: Tensor | None = None,
     size: Tensor | None = None,
+    threshold: float | None = None,
 ) -> Merged:
     """Merge the N tokens of ``x (B, N, C)`` into K: the cheapest to lose join the nearest token that is kept.
 
@@ -43,6 +44,10 @@ def nearest_merge(
     norms: the plain mean of different tokens is shorter than each of them. The order is that of the kept
     tokens. ``size (B, N)``, by default ones, is summed. Gradients reach x through the means, not through the
     choice. ``k >= N`` changes nothing.
+
+    With ``threshold`` more than K may stay: as many as the image needs, or the neediest image of a batch.
+    Merging ends as soon as no token costs less than ``threshold`` times √2 · mean w · mean ‖m‖, about the
+    cost of a token that no other resembles.
     """
     check_finite("nearest_merge", x=x, metric=metric, weights=weights, size=size)
     b, n, _ = x.shape
@@ -58,7 +63,8 @@ def nearest_merge(
         if weights is None
         else weights.to(values).clamp_min(torch.finfo(values.dtype).tiny)
     )
-    assignment = _join(x if metric is None else metric, w, k)  # (B, N)
+    assignment = _join(x if metric is None else metric, w, k, threshold)  # (B, N)
+    k = k if threshold is None else int(assignment.max()) + 1
     length = values.norm(dim=2, keepdim=True)  # (B, N, 1)
     means, _ = group_mean(torch.cat((values, length), dim=2), assignment, k, weights=w)  # (B, K, C + 1)
     tokens = F.normalize(means[:, :, :-1], dim=2) * means[:, :, -1:]
@@ -67,24 +73,33 @@ def nearest_merge(
 
 
 @torch.no_grad()
-def _join(metric: Tensor, weights: Tensor, k: int) -> Tensor:
-    """Index of each token's nearest kept token among the K kept ones, ``(B, N)``."""
+def _join(metric: Tensor, weights: Tensor, k: int, threshold: float | None) -> Tensor:
+    """Index of each token's nearest kept token among the K, or more, kept ones, ``(B, N)``."""
     b, n, _ = metric.shape
     points = upcast(metric)
     distance = squared_distances(points - origin(points)).sqrt_()  # (B, N, N)
     distance.clamp_min_(1e-12)  # of two equal tokens, the one that weighs less is cheaper to lose
+    enough = None
+    if threshold is not None:
+        alone = 2**0.5 * points.norm(dim=2).mean(
+            1, keepdim=True
+        )  # distance of unrelated tokens of this length
+        enough = threshold * alone * weights.mean(1, keepdim=True)  # (B, 1)
     kept = torch.arange(n, device=metric.device).expand(b, n)
     among = distance
     while kept.shape[1] > k:
         present = kept.shape[1]
         cost = _costs_to_lose(among, weights.gather(1, kept))  # (B, present)
-        stay = top_k(cost, max(k, present - max(1, int(present * ROUND))))
+        fewest = k if enough is None else max(k, int((cost >= enough).sum(1).max()))
+        if fewest >= present:
+            break
+        stay = top_k(cost, max(fewest, present - max(1, int(present * ROUND))))
         kept = kept.gather(1, stay)
-        if kept.shape[1] > k:
+        if kept.shape[1] > fewest or enough is not None:
             among = take(take(distance, kept).mT, kept)  # (B, stay, stay); the distances are symmetric
     assignment = take(distance, kept).min(1).indices  # (B, N)
     # a kept token is its own, even if another kept one is equal to it
-    return assignment.scatter(1, kept, torch.arange(k, device=metric.device).expand(b, k))
+    return assignment.scatter(1, kept, torch.arange(kept.shape[1], device=metric.device).expand_as(kept))
 
 
 def _costs_to_lose(distance: Tensor, w: Tensor) -> Tensor:

@@ -197,10 +197,15 @@ class Merge(Pool):
 class WeightedMerge(Pool):
     """The tokens that are cheapest to lose, by significance and distance, join their nearest kept token.
 
-    Distances are those of the normalised tokens, as the layers that follow see them.
+    Distances are those of the normalised tokens, as the layers that follow see them. With a ``threshold``, K
+    is the least number of tokens, and images keep as many as they need; see :func:`nearest_merge`.
     """
 
     needs = SIGNIFICANCE
+
+    def __init__(self, threshold: float | None = None) -> None:
+        super().__init__()
+        self.threshold = threshold
 
     def macs(self, n: int, k: int, dim: int, head_dim: int) -> int:
         return n * n * dim if k else 0  # all distances, once
@@ -209,7 +214,9 @@ class WeightedMerge(Pool):
         if k == 0:
             return keep_none(x)
         metric = F.layer_norm(upcast(x), x.shape[-1:])
-        merged = nearest_merge(x, k, metric=metric, weights=seen.significance, size=seen.size)
+        merged = nearest_merge(
+            x, k, metric=metric, weights=seen.significance, size=seen.size, threshold=self.threshold
+        )
         return Pooled(tokens=merged.tokens, assignment=merged.assignment)
 
 
@@ -273,12 +280,14 @@ class Place(NamedTuple):
     k: int  # tokens after it
     init: Init = "distinct"
     iterations: int | None = None  # None: the method's default
+    threshold: float | None = None  # of the cost to lose a token; K is then the least number
 
 
 Factory = Callable[[Place], Pool]
 Fit = Callable[[tuple[int, ...], tuple[int, int]], tuple[int, ...]]
 
 DEFAULT_METHOD = "weighted_merge"  # the most accurate without training, see benchmarks/imagenet_reduce.py
+LEAST_SHARE = 1 / 16  # of the patches, that later blocks need
 METHODS: list[str] = []  # the registered names
 _REGISTRY: dict[str, tuple[Factory, Fit | None]] = {}
 
@@ -320,7 +329,7 @@ register_method("power_bert", lambda place: Select("power_bert"))
 register_method("importance", lambda place: Select("importance"))
 register_method("random", lambda place: Select("random"))
 register_method("merge", lambda place: Merge())
-register_method("weighted_merge", lambda place: WeightedMerge())
+register_method("weighted_merge", lambda place: WeightedMerge(place.threshold))
 register_method(
     "conv", lambda place: ConvPool(place.dim) if place.k < place.n else KeepAll(), fit=halving_counts
 )

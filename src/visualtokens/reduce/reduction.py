@@ -15,7 +15,7 @@ from visualtokens.reduce.attention import parts_of
 from visualtokens.reduce.blocks import BlockReduction, attentions
 from visualtokens.reduce.encoder import Encoder
 from visualtokens.reduce.families import encoder_of
-from visualtokens.reduce.methods import DEFAULT_METHOD, Factory, Init, Place, Pool, find_method
+from visualtokens.reduce.methods import DEFAULT_METHOD, LEAST_SHARE, Factory, Init, Place, Pool, find_method
 from visualtokens.reduce.schedule import Keep, Schedule
 
 
@@ -31,6 +31,7 @@ class Reduction:
     normalize_qk: bool
     alpha: float | Literal["learned"]
     registered: bool  # whether `method` is a name that `reduce` accepts
+    threshold: float | None = None  # with one, the schedule holds the least numbers of tokens
 
     def model_args(self) -> dict[str, Any]:
         """The arguments of ``reduced_vit`` that repeat this reduction, as JSON values."""
@@ -39,7 +40,11 @@ class Reduction:
                 f"the method {self.method!r} has no registered name, so the model cannot be loaded again; "
                 "give it one with visualtokens.reduce.register_method, and reduce by that name"
             )
-        chosen = {"method": self.method, "keep": list(self.schedule.entries), "carry": self.carry}
+        chosen: dict[str, Any] = {"method": self.method, "carry": self.carry}
+        if self.threshold is None:
+            chosen["keep"] = list(self.schedule.entries)
+        else:
+            chosen["threshold"] = self.threshold
         defaults = {"init": "distinct", "iterations": None, "normalize_qk": False, "alpha": 1.0}
         own = {name: getattr(self, name) for name in defaults}
         return chosen | {name: value for name, value in own.items() if value != defaults[name]}
@@ -54,6 +59,7 @@ def reduce(
     speedup: float | None = None,
     latency_ms: float | None = None,
     images: Tensor | None = None,
+    threshold: float | None = None,
     carry: bool = True,
     init: Init = "distinct",
     iterations: int | None = None,
@@ -90,7 +96,9 @@ def reduce(
     published schedule (``"deit_small/3"``) or a saved plan (``"plan.json"``); see
     :meth:`Schedule.of <visualtokens.reduce.Schedule.of>`. Instead of ``keep``, give a budget: ``macs``,
     ``speedup`` or ``latency_ms``, and unlabelled ``images`` to choose the schedule by; see
-    :func:`visualtokens.plan`.
+    :func:`visualtokens.plan`. For images one by one, ``threshold`` keeps as many tokens as each image needs
+    (``weighted_merge`` only): those that cost more to lose than this share of the cost of a unique token of
+    average significance. :func:`~visualtokens.tune.calibration.find_threshold` finds it for a budget.
 
     ``carry``: in later attentions, a token that stands for s patches counts s times (Appendix E). Recommended
     for models trained without pooling; not needed for those trained with it.
@@ -106,7 +114,15 @@ def reduce(
     ``conv``. New taps: ``blocks.*.reduction.tap``. Reducing a reduced model replaces its reduction.
     """
     encoder = encoder_of(model)
-    if keep is None:
+    if threshold is not None:
+        given = [value for value in (keep, macs, speedup, latency_ms, images) if value is not None]
+        if given or not threshold > 0:
+            raise UserError(
+                f"threshold={threshold} decides the number of tokens; give one above 0, and neither keep nor "
+                "a budget"
+            )
+        keep = [LEAST_SHARE] * (len(encoder.blocks) - 1) + [0.0 if encoder.reads_prefix_only else LEAST_SHARE]
+    elif keep is None:
         keep = _planned(model, method, macs=macs, speedup=speedup, latency_ms=latency_ms, images=images)
     elif any(budget is not None for budget in (macs, speedup, latency_ms, images)):
         raise UserError("keep is the schedule itself; leave macs, speedup, latency_ms and images out")
@@ -121,9 +137,11 @@ def reduce(
     before = (patches, *after[:-1])
     pools = []
     for i, block in enumerate(encoder.blocks):
-        place = Place(i, encoder.dim, patches, before[i], after[i], init, iterations)
+        place = Place(i, encoder.dim, patches, before[i], after[i], init, iterations, threshold)
         pools.append(factory(place).to(next(block.parameters())))
     _check_pools(encoder, name, schedule, pools, iterations)
+    if threshold is not None and not all(hasattr(pool, "threshold") for pool in pools):
+        raise UserError(f"{name} has no threshold; use weighted_merge, or give keep or a budget")
     if encoder.reduced:
         restore(model)
     for block, pool in zip(encoder.blocks, pools, strict=True):
@@ -140,6 +158,7 @@ def reduce(
         normalize_qk=normalize_qk,
         alpha=alpha,
         registered=isinstance(method, str),
+        threshold=threshold,
     )
     encoder.install(joins=all(pool.joins for pool in pools))
     return model

@@ -191,6 +191,11 @@ def macs(model: nn.Module, *, patches: int | None = None, keep: Sequence[int] | 
     after: Sequence[int] = (patches,) * len(encoder.blocks)
     if keep is not None:
         after = keep
+    elif encoder.reduced and encoder.module.reduction.threshold is not None:
+        raise UserError(
+            "with a threshold the tokens depend on the image; give keep, the tokens after each block, or "
+            "count with visualtokens.bench.count_macs"
+        )
     elif encoder.reduced:
         after = encoder.module.reduction.schedule.tokens(patches)
     attention, pooling, mlp = [], [], []

@@ -126,6 +126,7 @@ def extraction_pools(model: nn.Module) -> list[SoftExtraction]:
 NAME = "reduced_vit"
 SOFT = "soft"  # the method name of soft extraction in model_args
 BASE = "deit_small_patch16_224"
+DEFAULT_KEEP = "deit_small/3"
 # Fields of the pretrained config taken from the base: preprocessing, names of the first and last layers.
 INHERITED = (
     *("input_size", "mean", "std", "crop_pct", "interpolation", "fixed_input_size"),
@@ -141,13 +142,13 @@ def reduced_vit(pretrained: bool = False, *, base: str = BASE, **options: Any) -
 
     >>> timm.create_model("reduced_vit", base="deit_small_patch16_224", method="kmedoids", keep=0.3)
 
-    ``method``, ``keep``, ``carry``, ``init``, ``iterations``, ``normalize_qk`` and ``alpha`` are options of
-    ``reduce``; ``price`` and ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`). All others are
-    passed to the base. ``pretrained=True`` loads the base's pretrained weights. A checkpoint stores the
-    options in its ``model_args``. Weights have the same names as in the base, so a checkpoint of the base can
-    be loaded. ``img_size`` becomes the model's input size. After ``set_input_size``, a share in ``keep`` is
-    one of the new number of patches; a number of tokens, and every number of ``method="conv"``, stays as it
-    is.
+    ``method``, ``keep``, ``threshold``, ``carry``, ``init``, ``iterations``, ``normalize_qk`` and ``alpha``
+    are options of ``reduce``; ``price`` and ``pace`` belong to ``method="soft"`` (:func:`soft_extraction`).
+    All others are passed to the base. ``pretrained=True`` loads the base's pretrained weights. A checkpoint
+    stores the options in its ``model_args``. Weights have the same names as in the base, so a checkpoint of
+    the base can be loaded. ``img_size`` becomes the model's input size. After ``set_input_size``, a share in
+    ``keep`` is one of the new number of patches; a number of tokens, and every number of ``method="conv"``,
+    stays as it is.
     """
     if not timm.is_model(base):
         raise unknown("base", base, timm.list_models("*vit*"))
@@ -179,12 +180,13 @@ def _build(
     base: str,
     *,
     method: str = "weighted_kmedoids",
-    keep: Keep = "deit_small/3",
+    keep: Keep | None = None,
     carry: bool = False,
     init: Init = "distinct",
     iterations: int | None = None,
     normalize_qk: bool = False,
     alpha: float | Literal["learned"] = 1.0,
+    threshold: float | None = None,
     price: float | None = None,
     pace: float = PACE,
     **options: Any,
@@ -203,7 +205,8 @@ def _build(
     return reduce(
         model,
         method,
-        keep=keep,
+        keep=DEFAULT_KEEP if keep is None and threshold is None else keep,
+        threshold=threshold,
         carry=carry,
         init=init,
         iterations=iterations,

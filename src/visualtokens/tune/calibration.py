@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError
+from visualtokens.grouping import record_groupings
 from visualtokens.modes import eval_mode
 from visualtokens.reduce.encoder import Encoder
 from visualtokens.reduce.families import encoder_of
-from visualtokens.reduce.methods import find_method
+from visualtokens.reduce.methods import DEFAULT_METHOD, LEAST_SHARE, find_method
 from visualtokens.reduce.reduction import reduce, restore
-from visualtokens.reduce.schedule import macs
+from visualtokens.reduce.schedule import macs as formula_macs
 from visualtokens.reduce.state import State
 
 ROUNDS = 3  # shifts of the drops between blocks
 STEP = 0.25  # increase of a block's drop rate in a measurement: 22 % of its tokens
 PACE = 0.5  # exponent of the exchange rate in one shift
 MOST_SHIFT = 1.5  # factor by which a shift raises or lowers a rate at most
-LEAST_SHARE = 1 / 16  # of the patches, after every block; fewer only where a budget needs it
 LEAST_RATE = 0.02  # of a block, so that a block that drops nothing can start to
 
 
@@ -121,7 +121,7 @@ def calibrate(
         raise UserError(f"{method} cannot keep any number of tokens, so there is nothing to calibrate")
     encoder = encoder_of(plain_copy(model))
     patches = math.prod(encoder.grid((images.shape[2], images.shape[3])))
-    full = macs(encoder.root, patches=patches).total
+    full = formula_macs(encoder.root, patches=patches).total
     with eval_mode(encoder.root), torch.inference_mode():
         like = next(encoder.root.parameters())
         batches = [part.to(like) for part in images.split(batch)]
@@ -211,7 +211,7 @@ class _Meter:
         self._progress, self._done, self._total = progress, 0, (rounds + 1) * len(batches)
 
     def macs(self, keep: Sequence[int]) -> float:
-        return macs(self.encoder.root, patches=self.patches, keep=keep).total
+        return formula_macs(self.encoder.root, patches=self.patches, keep=keep).total
 
     def __call__(self, keep: Sequence[int], steps: Sequence[Sequence[int]]) -> list[Tensor]:
         """The change of the output of every image by ``keep``, and by each of ``steps``: ``(images,)`` each.
@@ -235,6 +235,40 @@ class _Meter:
             if self._progress is not None:
                 self._progress(self._done, self._total)
         return [torch.cat(parts) for parts in changes]
+
+
+def find_threshold(
+    model: nn.Module, images: Tensor, *, macs: float, method: str = DEFAULT_METHOD, steps: int = 12
+) -> float:
+    """The ``threshold`` of :func:`visualtokens.reduce` for a mean share ``macs`` of the multiply-adds.
+
+    ``images (n, 3, H, W)`` are preprocessed and run one by one, ``steps`` times; labels are not needed.
+    ``model`` is not changed.
+    """
+    if not 0 < macs < 1:
+        raise UserError(f"macs={macs} must be between 0 and 1, a share of the whole model's")
+    encoder = encoder_of(plain_copy(model))
+    patches = math.prod(encoder.grid((images.shape[2], images.shape[3])))
+    full = formula_macs(encoder.root, patches=patches).total
+    like = next(encoder.root.parameters())
+    low, high = 1e-4, 4.0
+    with eval_mode(encoder.root), torch.inference_mode():
+        for _ in range(steps):
+            middle = math.sqrt(low * high)
+            reduce(encoder.root, method, threshold=middle)
+            mean = sum(
+                formula_macs(encoder.root, patches=patches, keep=tokens_of(encoder, image.to(like))).total
+                for image in images.split(1)
+            ) / len(images)
+            low, high = (low, middle) if mean < macs * full else (middle, high)
+    return high
+
+
+def tokens_of(encoder: Encoder, image: Tensor) -> tuple[int, ...]:
+    """The tokens after each block of a reduced model for ``image (1, 3, H, W)``."""
+    with record_groupings(encoder.root) as groupings:
+        encoder.root(image)
+    return tuple(grouping.tokens for grouping in groupings.values())
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
