@@ -269,6 +269,29 @@ def test_feature_maps_of_a_backbone() -> None:
     assert [tuple(m.shape) for m in maps] == [(2, DIM, 4, 4)] * 2
 
 
+def test_backbone_of_a_segmenter_and_of_a_detector() -> None:
+    options: dict[str, Any] = dict(img_size=SIDE, embed_dim=DIM, num_heads=4)
+    segmenter = visualtokens.segment.create(
+        "fpn", backbone="deit_tiny_patch16_224", classes=3, out_indices=[5, 11], backbone_args=options
+    ).eval()
+    x = images()
+    with torch.no_grad():
+        plain = segmenter(x)
+        visualtokens.reduce(segmenter, macs=0.5)
+        reduced = segmenter(x)
+        assert reduced.shape == plain.shape
+        assert not torch.allclose(reduced, plain, atol=1e-3)
+        visualtokens.restore(segmenter)
+        assert torch.equal(segmenter(x), plain)
+    detector = visualtokens.detect.create(
+        "retinanet", backbone="deit_tiny_patch16_224", classes=3, out_indices=[11],
+        backbone_args=dict(dynamic_img_size=True, embed_dim=DIM, num_heads=4),
+    ).eval()  # fmt: skip
+    visualtokens.reduce(detector, macs=0.5)
+    with torch.no_grad():
+        assert set(detector([randn(3, 64, 96)])[0]) == {"boxes", "labels", "scores"}
+
+
 def test_gradients_with_and_without_checkpointing() -> None:
     model = build("vit").train()
     visualtokens.reduce(model, keep=[12, 6, 3])

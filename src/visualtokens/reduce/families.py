@@ -312,7 +312,7 @@ def _registers(module: Any) -> int:
     return 1 + module.config.num_register_tokens
 
 
-WRAPPERS = ("transformers.", "open_clip.")
+WRAPPERS = ("transformers.", "open_clip.", "visualtokens.")
 _MODELS = "transformers.models"
 _REGISTERS = f"{_MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegisters"
 FAMILIES: dict[str, Family] = {
