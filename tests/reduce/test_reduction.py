@@ -24,7 +24,7 @@ from visualtokens.bench import count_macs
 from visualtokens.errors import UserError
 from visualtokens.reduce import METHODS, Place, Pool, Pooled, Seen, macs, reduce, restore
 from visualtokens.reduce.families import encoder_of
-from visualtokens.tune.calibration import find_threshold, tokens_of
+from visualtokens.tune.calibration import find_thresholds, tokens_of
 
 KEEP = [12, 7, 3]  # of 16
 SIZES: dict[str, Any] = dict(img_size=64, depth=DEPTH, embed_dim=DIM, num_heads=4, num_classes=7)
@@ -330,7 +330,7 @@ def test_threshold_keeps_what_an_image_needs() -> None:
 
 def test_threshold_for_a_budget() -> None:
     model, x = build("deit"), images("deit", 3)
-    threshold = find_threshold(model, x, macs=0.7)
+    threshold = find_thresholds(model, x, macs=0.7)
     full = macs(model).total
     visualtokens.reduce(model, threshold=threshold)
     encoder = encoder_of(model)
@@ -342,8 +342,9 @@ def test_threshold_for_a_budget() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(threshold=0.1, keep=0.5), "give one above 0, and neither keep nor a budget"),
+        (dict(threshold=0.1, keep=0.5), "one per block, and neither keep nor a budget"),
         (dict(threshold=0), "threshold=0 decides"),
+        (dict(threshold=[0.1, 0.2]), "or 3, one per block"),
         (dict(threshold=0.1, method="merge"), "merge has no threshold"),
     ],
 )

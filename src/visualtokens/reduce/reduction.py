@@ -31,7 +31,7 @@ class Reduction:
     normalize_qk: bool
     alpha: float | Literal["learned"]
     registered: bool  # whether `method` is a name that `reduce` accepts
-    threshold: float | None = None  # with one, the schedule holds the least numbers of tokens
+    threshold: tuple[float, ...] | None = None  # of each block; the schedule then holds the least numbers
 
     def model_args(self) -> dict[str, Any]:
         """The arguments of ``reduced_vit`` that repeat this reduction, as JSON values."""
@@ -44,7 +44,7 @@ class Reduction:
         if self.threshold is None:
             chosen["keep"] = list(self.schedule.entries)
         else:
-            chosen["threshold"] = self.threshold
+            chosen["threshold"] = list(self.threshold)
         defaults = {"init": "distinct", "iterations": None, "normalize_qk": False, "alpha": 1.0}
         own = {name: getattr(self, name) for name in defaults}
         return chosen | {name: value for name, value in own.items() if value != defaults[name]}
@@ -59,7 +59,7 @@ def reduce(
     speedup: float | None = None,
     latency_ms: float | None = None,
     images: Tensor | None = None,
-    threshold: float | None = None,
+    threshold: float | Sequence[float] | None = None,
     carry: bool = True,
     init: Init = "distinct",
     iterations: int | None = None,
@@ -98,7 +98,8 @@ def reduce(
     ``speedup`` or ``latency_ms``, and unlabelled ``images`` to choose the schedule by; see
     :func:`visualtokens.plan`. For images one by one, ``threshold`` keeps as many tokens as each image needs
     (``weighted_merge`` only): those that cost more to lose than this share of the cost of a unique token of
-    average significance. :func:`~visualtokens.tune.calibration.find_threshold` finds it for a budget.
+    average significance, one share or one per block.
+    :func:`~visualtokens.tune.calibration.find_thresholds` finds them for a budget.
 
     ``carry``: in later attentions, a token that stands for s patches counts s times (Appendix E). Recommended
     for models trained without pooling; not needed for those trained with it.
@@ -114,13 +115,10 @@ def reduce(
     ``conv``. New taps: ``blocks.*.reduction.tap``. Reducing a reduced model replaces its reduction.
     """
     encoder = encoder_of(model)
+    thresholds = None
     if threshold is not None:
         given = [value for value in (keep, macs, speedup, latency_ms, images) if value is not None]
-        if given or not threshold > 0:
-            raise UserError(
-                f"threshold={threshold} decides the number of tokens; give one above 0, and neither keep nor "
-                "a budget"
-            )
+        thresholds = _thresholds(threshold, len(encoder.blocks), given)
         keep = [LEAST_SHARE] * (len(encoder.blocks) - 1) + [0.0 if encoder.reads_prefix_only else LEAST_SHARE]
     elif keep is None:
         keep = _planned(model, method, macs=macs, speedup=speedup, latency_ms=latency_ms, images=images)
@@ -137,7 +135,8 @@ def reduce(
     before = (patches, *after[:-1])
     pools = []
     for i, block in enumerate(encoder.blocks):
-        place = Place(i, encoder.dim, patches, before[i], after[i], init, iterations, threshold)
+        limit = None if thresholds is None else thresholds[i]
+        place = Place(i, encoder.dim, patches, before[i], after[i], init, iterations, limit)
         pools.append(factory(place).to(next(block.parameters())))
     _check_pools(encoder, name, schedule, pools, iterations)
     if threshold is not None and not all(hasattr(pool, "threshold") for pool in pools):
@@ -158,10 +157,23 @@ def reduce(
         normalize_qk=normalize_qk,
         alpha=alpha,
         registered=isinstance(method, str),
-        threshold=threshold,
+        threshold=thresholds,
     )
     encoder.install(joins=all(pool.joins for pool in pools))
     return model
+
+
+def _thresholds(
+    threshold: float | Sequence[float], blocks: int, given: Sequence[object]
+) -> tuple[float, ...]:
+    """One threshold per block; ``given`` are other arguments that would decide the number of tokens."""
+    values = tuple(threshold) if isinstance(threshold, Sequence) else (threshold,) * blocks
+    if given or len(values) != blocks or not all(value > 0 for value in values):
+        raise UserError(
+            f"threshold={threshold} decides the number of tokens; give one number above 0, or {blocks}, one "
+            "per block, and neither keep nor a budget"
+        )
+    return values
 
 
 def _planned(model: nn.Module, method: str | Factory, **budget: Any) -> Keep:

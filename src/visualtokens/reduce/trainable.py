@@ -186,7 +186,7 @@ def _build(
     iterations: int | None = None,
     normalize_qk: bool = False,
     alpha: float | Literal["learned"] = 1.0,
-    threshold: float | None = None,
+    threshold: float | list[float] | None = None,
     price: float | None = None,
     pace: float = PACE,
     **options: Any,

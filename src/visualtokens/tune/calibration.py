@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -237,31 +238,52 @@ class _Meter:
         return [torch.cat(parts) for parts in changes]
 
 
-def find_threshold(
-    model: nn.Module, images: Tensor, *, macs: float, method: str = DEFAULT_METHOD, steps: int = 12
-) -> float:
+def find_thresholds(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    macs: float,
+    method: str = DEFAULT_METHOD,
+    profile: Profile | None = None,
+    steps: int = 8,
+) -> tuple[float, ...]:
     """The ``threshold`` of :func:`visualtokens.reduce` for a mean share ``macs`` of the multiply-adds.
 
-    ``images (n, 3, H, W)`` are preprocessed and run one by one, ``steps`` times; labels are not needed.
-    ``model`` is not changed.
+    Block by block, the threshold with which ``images (n, 3, H, W)``, preprocessed and run one by one, keep on
+    average as many tokens as the schedule of this cost; ``profile`` is that of the schedule, by default
+    :func:`default_profile`. Each block runs ``steps`` times. ``model`` is not changed.
     """
     if not 0 < macs < 1:
         raise UserError(f"macs={macs} must be between 0 and 1, a share of the whole model's")
     encoder = encoder_of(plain_copy(model))
-    patches = math.prod(encoder.grid((images.shape[2], images.shape[3])))
+    blocks, patches = len(encoder.blocks), math.prod(encoder.grid((images.shape[2], images.shape[3])))
     full = formula_macs(encoder.root, patches=patches).total
-    like = next(encoder.root.parameters())
-    low, high = 1e-4, 4.0
+    profile = profile or default_profile(blocks)
+    fewest = 0 if encoder.reads_prefix_only else 1
+
+    def cost(keep: Sequence[int]) -> float:
+        return formula_macs(encoder.root, patches=patches, keep=keep).total
+
+    found: list[float] = []
     with eval_mode(encoder.root), torch.inference_mode():
-        for _ in range(steps):
-            middle = math.sqrt(low * high)
-            reduce(encoder.root, method, threshold=middle)
-            mean = sum(
-                formula_macs(encoder.root, patches=patches, keep=tokens_of(encoder, image.to(like))).total
-                for image in images.split(1)
-            ) / len(images)
-            low, high = (low, middle) if mean < macs * full else (middle, high)
-    return high
+        reduce(encoder.root, method, threshold=1.0)
+        scale = profile.scaled(cost, macs * full, patches, fewest)
+        wanted = profile.keep(scale, patches, fewest=fewest)
+        like = next(encoder.root.parameters())
+        steps_before = [encoder.embed(image.to(like)) for image in images.split(1)]
+        least = encoder.module.reduction.schedule.tokens(patches)
+        for i in range(blocks):
+            own: Any = encoder.blocks[i]
+            low, high = 1e-4, 8.0
+            for step in range(steps + 1):
+                middle = high if step == steps else math.sqrt(low * high)
+                own.reduction.pool.threshold = middle
+                after = [encoder.run_block(i, x, state, least[i], at) for x, state, at in steps_before]
+                mean = sum(x.shape[1] - encoder.prefix for x, _ in after) / len(after)
+                low, high = (low, middle) if mean < wanted[i] else (middle, high)
+            found.append(middle)
+            steps_before = [(*pair, at) for pair, (_, _, at) in zip(after, steps_before, strict=True)]
+    return tuple(found)
 
 
 def tokens_of(encoder: Encoder, image: Tensor) -> tuple[int, ...]:
