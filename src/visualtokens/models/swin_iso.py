@@ -141,6 +141,12 @@ class Swin(SwinTransformer):
                 del module.relative_position_bias_table
                 module.register_buffer("relative_position_bias_table", zeros, persistent=False)
 
+    def init_non_persistent_buffers(self) -> None:
+        """Fills the buffers that no checkpoint holds, after the model was built without values."""
+        for module in self.modules():
+            if isinstance(module, WindowAttention) and not self.position:
+                module.relative_position_bias_table.zero_()
+
 
 def _input_grid(stage: int, grid: tuple[int, int]) -> tuple[int, int]:
     """Returns the input's grid for a stage's map; all but the first stage halve it."""

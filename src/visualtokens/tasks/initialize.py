@@ -16,7 +16,7 @@ from visualtokens.converters import FAMILIES, convert, read_checkpoint, released
 from visualtokens.errors import UserError
 from visualtokens.files import CONFIG, WEIGHTS, one_line, read_json
 from visualtokens.tables import printable
-from visualtokens.tasks.hub import download, pretrained_model
+from visualtokens.tasks.hub import HUB, LOCAL, download, pretrained_model
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.schema import BUILD_ERRORS, check_config, check_input, check_task, naming
 from visualtokens.tasks.task import DEFAULT_TASK
@@ -30,7 +30,6 @@ from visualtokens.tasks.timm_models import (
 
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 FOLDER_FILES = (WEIGHTS, "pytorch_model.bin")  # the weights of a folder, in this order of preference
-HUB, LOCAL = "hf-hub:", "local-dir:"  # timm's prefixes
 ACCEPTED = (
     f"give a checkpoint folder with {CONFIG} and {WEIGHTS}, a .safetensors or .pth file, "
     f"or {HUB}ORGANIZATION/NAME"
