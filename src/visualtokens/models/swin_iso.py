@@ -22,6 +22,7 @@ from torch import nn
 
 from visualtokens.layers.attention import resize_positions
 from visualtokens.models.registry import ImageSize, check_size, record_size, register_family
+from visualtokens.models.released import ReleasedNames
 
 NARROW: dict[str, Any] = dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
 
@@ -33,7 +34,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Swin(SwinTransformer):
+class Swin(ReleasedNames, SwinTransformer):
     """timm's Swin with any channels per stage, for images of any size.
 
     ``windows`` are the sides of the attention windows per stage; None is the whole map of images of
