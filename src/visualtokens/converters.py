@@ -113,6 +113,13 @@ def convert(
     )
 
 
+def released_model(released: Mapping[str, Tensor], layout: Layout) -> str:
+    """Returns the name of the model that released weights of this layout fit best."""
+    state_dict, _ = rename(released, layout)
+    names = timm.list_models(list(layout.models))
+    return _best_fit(names, state_dict, _classes(state_dict, layout.classifier), None)[0]
+
+
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """Returns the finite weights of a .safetensors file or of a .pth file, of which no pickled code is run.
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CARD, CURVES, EXAMPLES = "README.md", "curves.png", "example_{}.png"
+_ERRORS: tuple[type[Exception], ...] = (*HUB_ERRORS, RuntimeError)  # the last one wraps failed uploads
 MAX_EXAMPLES = 16
 EXAMPLE_SIDE = 1024  # pixels of the longer side of an example's photo
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
@@ -97,7 +98,7 @@ def _reasons(repository: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (*HUB_ERRORS, RuntimeError) as error:
+    except _ERRORS as error:
         raise UserError(f"{repository!r} cannot be pushed: {_reason(error)}") from error
 
 

@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from visualtokens.converters import read_checkpoint
+from visualtokens.converters import read_checkpoint, released_model
 from visualtokens.errors import UserError
 from visualtokens.files import CONFIG, WEIGHTS, one_line, read_json
 from visualtokens.models.released import find_layout, rename
@@ -157,8 +157,8 @@ def _read_file(path: Path, source: str, model: str) -> Initial:
         return Initial(origin, weights)
     if not layout.accepts(model):
         raise UserError(
-            f"{source!r} holds released weights of {' or '.join(layout.models)}, not of {model!r}; choose "
-            "such a model"
+            f"{source!r} holds released weights of {released_model(weights, layout)!r}, not of {model!r}; "
+            "choose that model"
         )
     renamed, unmatched = rename(weights, layout)
     if unmatched:
