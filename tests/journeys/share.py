@@ -10,7 +10,7 @@ from guide import GUIDES, ROOT, follow, run
 from shapes import SHAPES, photo, photos
 
 sys.path.insert(0, str(ROOT / "tests" / "hub"))
-from server import TOKEN, serve  # noqa: E402
+from server import TOKEN, serve
 
 photos(Path("set"), side=32)
 photo(Path("photo.jpg"), side=32)
