@@ -20,6 +20,7 @@ SHELLS = ("cli", "demo", "papers")  # may import every part
 # Column and caption of each box. Rows follow from the imports.
 BOXES: Mapping[str, tuple[float, str]] = {
     "tune": (3, "plans, searches, trade-offs"),
+    "hub": (6, "repositories, model cards"),
     "train": (4, "the training engine"),
     "checkpoint": (4, "saved runs: load"),
     "predict": (5, "many images, result files"),
@@ -29,7 +30,7 @@ BOXES: Mapping[str, tuple[float, str]] = {
     "bench": (2, "speed, memory, MACs"),
     "models": (1, "one file per family"),
     "reduce": (3, "fewer tokens for ViTs"),
-    "report": (5, "page of a training run"),
+    "report": (6, "page of a training run"),
     "layers": (1, "modules"),
     "explain": (5, "maps and importance"),
     "ops": (2, "tensor functions"),

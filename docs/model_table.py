@@ -57,9 +57,9 @@ The models of this library, for `timm.create_model`, `vtok train --model` and as
 [segmentation and detection](dense.md). Parameters and multiply-adds (one image of the stated size, evaluation
 mode) are computed from the code; `visualtokens.bench.count_macs` computes them for other sizes.
 
-No weights are included. `visualtokens.convert` turns the checkpoints released with PaCa-ViT and STViT into
-checkpoint folders; every timm model with its pretrained weights can be [fine-tuned](guides/finetune.md) and,
-if it is a ViT, [reduced](guides/speedup.md).
+No weights are included. `vtok convert` turns [released checkpoints](guides/share.md#convert-released-weights)
+into checkpoint folders; every timm model with its pretrained weights can be
+[fine-tuned](guides/finetune.md) and, if it is a ViT, [reduced](guides/speedup.md).
 """
 
 

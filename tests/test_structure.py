@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"models"},
     "tune": {"reduce", "bench", "train", "tasks", "checkpoint", "converters", "data"},
     "report": {"explain", "data"},
+    "hub": {"train", "checkpoint", "tasks", "explain", "data"},
 }
 SHELLS = {"__init__", "cli", "demo", "papers"}  # may import every part
 

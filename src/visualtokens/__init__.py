@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from visualtokens.converters import Converted, convert
     from visualtokens.explain import Explanation, explain
     from visualtokens.grouping import Grouping, Tap, record_groupings
+    from visualtokens.hub import push_to_hub
     from visualtokens.models import add_vt_stage, create_model, list_models
     from visualtokens.ops import set_checks
     from visualtokens.reduce import compress, plan, reduce, restore, unmerge
@@ -33,6 +34,7 @@ __all__ = [
     "list_models",
     "load",
     "plan",
+    "push_to_hub",
     "record_groupings",
     "reduce",
     "restore",
@@ -60,6 +62,7 @@ __getattr__, __dir__ = lazy_names(
         "list_models": "visualtokens.models:",
         "load": "visualtokens.checkpoint:",
         "plan": "visualtokens.tune.planning:",
+        "push_to_hub": "visualtokens.hub:",
         "record_groupings": "visualtokens.grouping:",
         "reduce": "visualtokens.reduce",
         "restore": "visualtokens.reduce:",

@@ -25,21 +25,24 @@ from visualtokens.files import (
     write_weights,
 )
 from visualtokens.tasks import Checkpoint, get_task
+from visualtokens.tasks.hub import checkpoint_folder
 from visualtokens.tasks.schema import check_task, naming
 from visualtokens.tasks.task import DEFAULT_TASK
 
 
 def load(path: str | Path, *, device: str = "cpu") -> Checkpoint:
-    """Load what ``vtok train --out`` or timm's ``save_for_hf`` wrote.
+    """Load what ``vtok train --out`` or timm's ``save_for_hf`` wrote, from a folder or the Hugging Face Hub.
 
-    No code in the folder is run, no other file is read, and weights that are not finite are refused.
+    ``path`` is a folder, or ``hf-hub:ORGANIZATION/NAME``, with ``@REVISION`` for another version than the
+    newest; what is downloaded stays in the cache of the Hub. No code in the folder is run, no other file than
+    ``config.json`` and ``model.safetensors`` is read, and weights that are not finite are refused.
 
     >>> run = visualtokens.load("run/")
     >>> run.predict(image).top  # a classifier: the most probable classes
 
     The model is in eval mode on ``device`` (``auto`` is the accelerator of this machine, or its CPU).
     """
-    folder = Path(path)
+    folder = checkpoint_folder(path)
     config = read_config(folder)
     with naming(folder / CONFIG):
         task = get_task(check_task(config.get("task", DEFAULT_TASK)))
@@ -51,7 +54,7 @@ def load(path: str | Path, *, device: str = "cpu") -> Checkpoint:
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Load a classifier; see :func:`load`."""
-    return get_task("classify").load(path)
+    return get_task("classify").load(checkpoint_folder(path))
 
 
 def save_checkpoint(

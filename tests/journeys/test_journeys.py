@@ -10,7 +10,7 @@ from tests.release_check import check_description, check_sdist, check_wheel
 from tests.wheel import build, environment, run
 
 HERE = Path(__file__).parent
-JOURNEYS = ("start", "finetune", "speedup", "segment", "detect", "explain", "predict", "machines")
+JOURNEYS = ("start", "finetune", "speedup", "segment", "detect", "explain", "predict", "machines", "share")
 
 pytestmark = pytest.mark.slow
 

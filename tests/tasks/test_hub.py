@@ -27,6 +27,14 @@ from visualtokens.errors import UserError
 from visualtokens.tasks import hub
 
 
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def metadata(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(hub, "get_hf_file_metadata", metadata)
+
+
 def test_hub_repository(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model()
     folder = save_timm(tmp_path / "cache", model)

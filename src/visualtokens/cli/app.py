@@ -24,6 +24,8 @@ VERBS = {
     "data": "Check a dataset before training: splits, classes, sizes and bad files.",
     "bench": "Compare the speed and memory of models on this machine.",
     "reduce": "Make a vision transformer faster by reducing its tokens, and measure what that costs.",
+    "convert": "Convert released weights into a checkpoint folder.",
+    "push": "Share a checkpoint on the Hugging Face Hub with a model card.",
     "papers": "Show the published figures of the papers beside those of this library.",
     "demo": "Train, evaluate and explain a small model on real digits, and write a report.",
     "completion": "Print a script that completes commands in bash, zsh or fish.",

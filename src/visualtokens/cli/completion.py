@@ -18,6 +18,8 @@ SHELLS = ("bash", "zsh", "fish")
 WORDS: dict[str, tuple[str, ...]] = {
     "augment": ("none", "digits", "photo", "imagenet", "cifar", "coco", "ade20k", "multiscale"),
     "device": ("auto", "cpu", "cuda", "mps"),
+    "from_": ("paca", "stvit", "deit", "pvt_v2", "swin", "torchvision"),
+    "license": ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-nc-4.0", "cc0-1.0", "other"),
     "log": ("tensorboard", "trackio", "wandb"),
     "method": (
         *("kmeans", "weighted_kmeans", "kmedoids", "weighted_kmedoids", "power_bert", "importance", "random"),

@@ -19,7 +19,7 @@ class EvalConfig(DataOptions):
     """Evaluate a checkpoint on a dataset, by the metrics of its task."""
 
     checkpoint: str
-    """Checkpoint folder that `vtok train --out` wrote."""
+    """Checkpoint folder that `vtok train --out` wrote, or hf-hub:ORGANIZATION/NAME."""
 
     data: str
     """Images to evaluate on: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE, npz:FILE, wds:PATH or

@@ -39,7 +39,7 @@ class ExplainConfig(DataOptions):
     """Image file, or a folder of images. The name of its folder, if it is a class, is its label."""
 
     checkpoint: str
-    """Checkpoint folder that `vtok train --out` wrote."""
+    """Checkpoint folder that `vtok train --out` wrote, or hf-hub:ORGANIZATION/NAME."""
 
     save: str = ""
     """Output file: a page (.html), or for one image also a picture (.png) or arrays (.npz).

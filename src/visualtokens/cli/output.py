@@ -54,7 +54,9 @@ def unreadable_as_json(unreadable: Sequence[BadImage]) -> list[dict[str, str]]:
 
 def checkpoint_files(folder: str) -> list[Path]:
     """Return the files of a checkpoint that a verb reads."""
-    return [Path(folder, name) for name in (CONFIG, WEIGHTS)]
+    from visualtokens.tasks.hub import checkpoint_folder
+
+    return [checkpoint_folder(folder) / name for name in (CONFIG, WEIGHTS)]
 
 
 def refuse_overwriting(outputs: Iterable[Path], inputs: Iterable[str | Path]) -> None:

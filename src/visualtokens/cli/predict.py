@@ -52,7 +52,7 @@ class PredictConfig:
     files on standard input."""
 
     checkpoint: str
-    """Checkpoint folder that `vtok train --out` wrote."""
+    """Checkpoint folder that `vtok train --out` wrote, or hf-hub:ORGANIZATION/NAME."""
 
     top: int = 5
     """Classification: number of classes to print, most probable first."""

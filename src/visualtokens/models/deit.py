@@ -11,6 +11,7 @@ from timm.layers import to_2tuple
 from timm.models import VisionTransformer
 
 from visualtokens.models.registry import ImageSize, check_size, record_size, register_family
+from visualtokens.models.released import ReleasedNames
 
 DEPTH = 12
 DEIT: dict[str, Any] = dict(
@@ -19,7 +20,7 @@ DEIT: dict[str, Any] = dict(
 CONFIGS = {"deit_e318": DEIT | dict(embed_dim=318), "deit_e252": DEIT | dict(embed_dim=252)}
 
 
-class DeiT(VisionTransformer):
+class DeiT(ReleasedNames, VisionTransformer):
     """timm's vision transformer; ``img_size`` is the size for which position embeddings are learned."""
 
     def __init__(

@@ -17,6 +17,7 @@ from visualtokens.layers.convolutions import channels_last, to_map, to_tokens
 from visualtokens.layers.paca import ClusteringKind
 from visualtokens.models.pyramid import Pyramid, init_weights
 from visualtokens.models.registry import register_family
+from visualtokens.models.released import ReleasedNames
 
 IMAGENET_STEM = ((7, 4), (3, 2), (3, 2), (3, 2))  # (kernel, stride) of each stage's embedding
 SMALL_STEM = ((3, 1), (3, 2), (3, 2), (3, 1))
@@ -144,7 +145,7 @@ class Stage(nn.Module):
         return to_map(self.norm(x), grid)
 
 
-class PaCaViT(Pyramid):
+class PaCaViT(ReleasedNames, Pyramid):
     """A PVTv2 pyramid with patch-to-cluster attention; a stage with 0 clusters uses self-attention.
 
     ``convolutions`` are the (kernel, stride) of each stage's embedding. ``clustering`` is ``"squeeze"`` (the

@@ -11,6 +11,7 @@ from typing import Any
 from timm.models.pvt_v2 import OverlapPatchEmbed, PyramidVisionTransformerV2
 
 from visualtokens.models.registry import AnySize, register_family
+from visualtokens.models.released import ReleasedNames
 
 B0: dict[str, Any] = dict(embed_dims=(32, 64, 160, 256), depths=(2, 2, 2, 2))
 B1: dict[str, Any] = dict(embed_dims=(64, 128, 320, 512), depths=(2, 2, 2, 2))
@@ -25,7 +26,7 @@ CONFIGS = {
 }
 
 
-class PVTv2(AnySize, PyramidVisionTransformerV2):
+class PVTv2(ReleasedNames, AnySize, PyramidVisionTransformerV2):
     """timm's PVTv2; ``small_stem`` has strides 1, 2, 2, 1 instead of 4, 2, 2, 2 (PaCa Table 1, CIFAR-100)."""
 
     def __init__(

@@ -16,6 +16,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import nn
 
 from visualtokens.errors import UserError
+from visualtokens.models.released import rename_released
 
 ImageSize = int | Sequence[int]  # the side of a square image, or (height, width)
 
@@ -68,10 +69,11 @@ def _entrypoint(
 
     def create(pretrained: bool = False, *, img_size: ImageSize | None = None, **options: Any) -> nn.Module:
         features = dict(out_indices=tuple(range(levels)), feature_cls="getter")
+        given: dict[str, Any] = dict(feature_cfg=features, pretrained_filter_fn=rename_released)
         if img_size is None:
-            return build_model_with_cfg(build, name, pretrained, feature_cfg=features, **(config | options))
+            return build_model_with_cfg(build, name, pretrained, **given, **(config | options))
         own = config | options | (dict(img_size=img_size) if sized else {})
-        model = build_model_with_cfg(build, name, pretrained, feature_cfg=features, **own)
+        model = build_model_with_cfg(build, name, pretrained, **given, **own)
         if "input_size" not in (options.get("pretrained_cfg_overlay") or {}):
             record_size(model, check_size(img_size))
         return model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from visualtokens.layers.attention import RelativePosition
 from visualtokens.layers.convolutions import channels_last, to_map, to_tokens
 from visualtokens.models.pyramid import Pyramid, init_weights
 from visualtokens.models.registry import ImageSize, check_size, register_family
+from visualtokens.models.released import ReleasedNames
 from visualtokens.ops.super_tokens import Border
 
 SMALL: dict[str, Any] = dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
@@ -180,7 +181,7 @@ def super_token_grids(img_size: tuple[int, int], cells: Sequence[int]) -> list[t
 STEMS: dict[str, Callable[[int, int], nn.Module]] = {"conv": conv_stem, "patch": patch_stem}
 
 
-class STViT(Pyramid):
+class STViT(ReleasedNames, Pyramid):
     """Stem, four stages of blocks with super token attention, a projection, the classifier.
 
     ``cells`` are the grid sizes of Table I, tokens per side of a super token's cell; 1 is plain attention.
@@ -270,6 +271,12 @@ class STViT(Pyramid):
             for module in stage.modules():
                 if isinstance(module, RelativePosition):
                     module.set_window(window)
+
+    def use_released(self, options: Mapping[str, Any]) -> None:
+        """Sets the ``border`` that the released weights were trained with."""
+        for module in self.modules():
+            if isinstance(module, SuperTokenAttention) and "border" in options:
+                module.border = options["border"]
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("position.table")}

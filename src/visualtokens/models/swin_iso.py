@@ -22,6 +22,7 @@ from torch import nn
 
 from visualtokens.layers.attention import resize_positions
 from visualtokens.models.registry import ImageSize, check_size, record_size, register_family
+from visualtokens.models.released import ReleasedNames
 
 NARROW: dict[str, Any] = dict(channels=(64, 128, 320, 512), depths=(3, 5, 9, 3), heads=(1, 2, 5, 8))
 
@@ -33,7 +34,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Swin(SwinTransformer):
+class Swin(ReleasedNames, SwinTransformer):
     """timm's Swin with any channels per stage, for images of any size.
 
     ``windows`` are the sides of the attention windows per stage; None is the whole map of images of
@@ -140,6 +141,12 @@ class Swin(SwinTransformer):
                 zeros = torch.zeros_like(module.relative_position_bias_table.data)
                 del module.relative_position_bias_table
                 module.register_buffer("relative_position_bias_table", zeros, persistent=False)
+
+    def init_non_persistent_buffers(self) -> None:
+        """Fills the buffers that no checkpoint holds, after the model was built without values."""
+        for module in self.modules():
+            if isinstance(module, WindowAttention) and not self.position:
+                module.relative_position_bias_table.zero_()
 
 
 def _input_grid(stage: int, grid: tuple[int, int]) -> tuple[int, int]:

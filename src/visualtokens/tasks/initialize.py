@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +11,13 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from visualtokens.converters import FAMILIES, convert, read_checkpoint, released_family
+from visualtokens.converters import read_checkpoint, released_model
 from visualtokens.errors import UserError
 from visualtokens.files import CONFIG, WEIGHTS, one_line, read_json
+from visualtokens.models.released import find_layout, rename
+from visualtokens.models.released_names import FAMILIES
 from visualtokens.tables import printable
-from visualtokens.tasks.hub import download, pretrained_model
+from visualtokens.tasks.hub import HUB, LOCAL, download, pretrained_model
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.schema import BUILD_ERRORS, check_config, check_input, check_task, naming
 from visualtokens.tasks.task import DEFAULT_TASK
@@ -30,13 +31,12 @@ from visualtokens.tasks.timm_models import (
 
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
 FOLDER_FILES = (WEIGHTS, "pytorch_model.bin")  # the weights of a folder, in this order of preference
-HUB, LOCAL = "hf-hub:", "local-dir:"  # timm's prefixes
 ACCEPTED = (
     f"give a checkpoint folder with {CONFIG} and {WEIGHTS}, a .safetensors or .pth file, "
     f"or {HUB}ORGANIZATION/NAME"
 )
 # Arguments of a model that released weights need; they change no shape.
-RELEASED_ARGS = frozenset(name for family in FAMILIES.values() for name in family.options)
+RELEASED_ARGS = frozenset(n for family in FAMILIES.values() for layout in family for n in layout.options)
 
 
 class ResumedFrom(str):
@@ -148,23 +148,24 @@ def _released_args(config: Mapping[str, Any], model: str) -> dict[str, Any]:
 
 
 def _read_file(path: Path, source: str, model: str) -> Initial:
-    """Read a file of weights with timm's names, or those of a released PaCa-ViT or STViT checkpoint."""
+    """Read a file of weights with timm's names, or those of a released checkpoint."""
     if path.suffix not in FILES:
         raise UserError(f"{source!r} is not a file of weights; {ACCEPTED}")
     weights, origin = read_checkpoint(path), f"init: the weights in {source!r}"
-    family = released_family(weights)
-    if family is None:
+    layout = find_layout(weights)
+    if layout is None:
         return Initial(origin, weights)
-    found = convert(weights, family)
-    if not fnmatch.fnmatch(model, FAMILIES[family].models):
+    if not layout.accepts(model):
         raise UserError(
-            f"{source!r} holds released weights of {found.model!r}, not of {model!r}; choose that model"
+            f"{source!r} holds released weights of {released_model(weights, layout)!r}, not of {model!r}; "
+            "choose that model"
         )
-    if found.unknown:
+    renamed, unmatched = rename(weights, layout)
+    if unmatched:
         raise UserError(
-            f"{source!r} is no released checkpoint of {found.model!r}: it also holds {_some(found.unknown)}"
+            f"{source!r} is no released checkpoint of {model!r}: it also holds {_some(unmatched)}"
         )
-    return Initial(origin, found.state_dict, model_args=found.options)
+    return Initial(origin, renamed, cfg=dict(layout.cfg), model_args=dict(layout.options))
 
 
 # Loading.

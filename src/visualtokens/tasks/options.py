@@ -69,8 +69,8 @@ class TaskOptions(DataOptions):
 
     init: str | None = None
     """Initial weights: a checkpoint folder of this library or of timm, a .safetensors or .pth file, also a
-    released PaCa-ViT or STViT checkpoint, or hf-hub:ORGANIZATION/NAME. A head for different classes is
-    reinitialized."""
+    released PaCa-ViT, STViT, PVTv2 or Swin checkpoint, or hf-hub:ORGANIZATION/NAME. A head for different
+    classes is reinitialized."""
 
     pretrained: bool = False
     """Start from timm's pretrained weights of the model, for segmentation and detection of the backbone."""
