@@ -81,6 +81,14 @@ def test_text(photos: Path) -> None:
     ]
 
 
+def test_classes_of_the_same_size_are_balanced(tmp_path: Path) -> None:
+    for i, name in enumerate(("cat", "dog")):
+        for split in ("train", "val"):
+            save(noise(i), tmp_path / f"{split}/{name}/{i}.png")
+    text = check(f"folder:{tmp_path}").text()
+    assert "\nbalance: train has the same number of images of every class\n" in text
+
+
 def test_bad_files_and_suspicious_images(photos: Path) -> None:
     broken = photos / "train/cat/03.jpg"
     broken.write_bytes(broken.read_bytes()[:-100])  # the header is intact
@@ -263,6 +271,10 @@ def test_tasks_are_guessed(tmp_path: Path) -> None:
     assert open_splits("digit_scenes").task == "classify"
     assert open_splits("digit_scenes", task="segment").classes[0] == "background"
     assert open_splits(write_pennfudan(tmp_path)).task == "detect"
+    with pytest.raises(
+        UserError, match="voc has annotations for several tasks; choose one: --task segment or"
+    ):
+        open_splits("voc:x")
     with pytest.raises(UserError, match="unknown task 'detction'; did you mean 'detect'"):
         open_splits("digits", task="detction")
     with pytest.raises(UserError, match="unknown dataset 'pets5'"):

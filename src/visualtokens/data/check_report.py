@@ -202,4 +202,6 @@ class DataReport:
         most, least = max(present, key=lambda i: train[i]), min(present, key=lambda i: train[i])
         names = [printable(self.classes[i]) for i in (most, least)]
         ratio, what = f"{train[most] / train[least]:.3g}", COUNTED[self.task]
+        if train[most] == train[least]:
+            return [f"balance: train has the same number of {what} of every class"]
         return [f"balance: train has {ratio} times as many {what} of {names[0]} as of {names[1]}"]
