@@ -91,11 +91,11 @@ def test_a_folder_into_a_file(
     given = ("predict", photos, "--checkpoint", checkpoint, "--out", out, "--batch", "4")
     code, text, err = vtok(*given)
     assert (code, text) == (0, f"14 images saved as {out}\n")
-    assert err == "ignored 1 files that are not images by their extension\n"
+    assert err == "ignored 1 file without the extension of an image\n"
     check(out, expected)
     assert sorted(os.listdir(tmp_path)) == [f"r.{ending}", f"r.{ending}.run.json"]
     code, text, err = vtok(*given)
-    assert (code, text) == (0, f"{out} holds all 14 images; --overwrite predicts them again\n")
+    assert (code, text) == (0, f"{out} is complete: 14 images; --overwrite predicts them again\n")
     assert err.endswith(f"{out} holds 14 of 14 images already\n")
 
 
@@ -345,7 +345,7 @@ def test_processes_write_one_file(
         ranks(monkeypatch, rank, 3)
         assert vtok(*given)[:2] == (
             0,
-            "" if rank else f"{out} holds all 14 images; --overwrite predicts them again\n",
+            "" if rank else f"{out} is complete: 14 images; --overwrite predicts them again\n",
         )
     for options, message in (
         ((), "3 processes write into one file; give --out FILE"),

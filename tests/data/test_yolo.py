@@ -223,7 +223,7 @@ def test_val_share_is_refused_where_a_validation_split_exists(root: Path) -> Non
         ("train: images/train\nnames: [a, true]", "give a list of words, in quotes if necessary"),
         ("train: images/train\nnames: [a, a]", "names the class 'a' twice"),
         ("train: images/train\nnames: {1: a, 2: b}", r"names has the numbers \[1, 2\]; they must count from"),
-        ("train: images/train\nnames: [a]\nnc: 2", "nc is 2, but names has 1 classes"),
+        ("train: images/train\nnames: [a]\nnc: 2", "nc is 2, but names has 1 class;"),
         ("train: images/train\nnc: many", "nc is 'many'; give the number of classes"),
         ("train: images/train\nnc: 1000000000", "has 1,000,000,000 classes; give from 1 to 100,000"),
         ("train: 3\nnames: [a]", "train is 3; give a folder of images"),

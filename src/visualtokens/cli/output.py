@@ -27,7 +27,7 @@ def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int =
     named = model_name(checkpoint.config["architecture"], checkpoint.config.get("model_args", {}))
     rows = {
         "model": f"{named} of {folder}, {parameters(model)}, input {size}",
-        "task": f"{checkpoint.task.name}, {count(len(checkpoint.classes), 'class', 'classes')}",
+        "task": f"{checkpoint.task.name}, {count(len(checkpoint.classes), 'class')}",
         "data": data,
         "device": hardware(next(model.parameters()).device, workers=workers),
     }

@@ -256,7 +256,7 @@ class _Job:
         warn_unreadable(unreadable, total=bad, listed=f"{file} lists all")
         code = 1 if (merged.unreadable if merged else bad and processes == 1) else 0
         if done < todo and stop.signal is not None:
-            write_error(f"interrupted after {done} of {todo} images; the same command continues\n")
+            write_error(f"interrupted after {done} of {count(todo, 'image')}; the same command continues\n")
             code = 128 + stop.signal
         silent = processes > 1 and (merged is None or not (merged.new or is_main_process()))
         document = {"saved": str(file)} | ({name: getattr(merged, name) for name in COUNTS} if merged else {})
@@ -319,15 +319,16 @@ def _summary(file: Path, merged: Merged | None, *, left: int) -> str:
     """Return what the file holds now; ``left`` images of the share of this process are not done."""
     name = printable(str(file))
     if merged is None:
-        state = f"{left:,} images of this share are missing" if left else "the images of this share are done"
+        state = f"{count(left, 'image')} of this share left" if left else "the images of this share are done"
         return f"{state}; other processes still write {name}"
     if merged.missing:
-        total = merged.images + merged.missing
-        return f"{merged.images:,} of {total:,} images saved as {name}; the same command continues"
+        total = count(merged.images + merged.missing, "image")
+        return f"{merged.images:,} of {total} saved as {name}; the same command continues"
+    images = count(merged.images, "image")
     unreadable = f", {merged.unreadable:,} of them unreadable" if merged.unreadable else ""
     if not merged.new:
-        return f"{name} holds all {merged.images:,} images{unreadable}; --overwrite predicts them again"
-    return f"{merged.images:,} images saved as {name}{unreadable}"
+        return f"{name} is complete: {images}{unreadable}; --overwrite predicts them again"
+    return f"{images} saved as {name}{unreadable}"
 
 
 VERB = Verb(

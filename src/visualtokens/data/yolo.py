@@ -35,6 +35,7 @@ from visualtokens.data.base import SPLITS, Split, brief, check_class_count, chec
 from visualtokens.data.decode import BadAnnotation, read_image
 from visualtokens.data.detection import DetectionDataset, Objects
 from visualtokens.errors import UserError
+from visualtokens.progress import count as number_of
 from visualtokens.yaml_files import read_yaml
 
 IMAGES, LABELS, CLASSES = "images", "labels", "classes.txt"
@@ -293,7 +294,9 @@ def _class_names(content: Mapping[str, Any], file: Path) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) or is_int(name) for name in names):
         raise UserError(f"{file}: names is {brief(names)}; give a list of words, in quotes if necessary")
     if count is not None and count != len(names):
-        raise UserError(f"{file}: nc is {count}, but names has {len(names)} classes; make them agree")
+        raise UserError(
+            f"{file}: nc is {count}, but names has {number_of(len(names), 'class')}; make them agree"
+        )
     return check_names([str(name) for name in names], str(file))
 
 

@@ -163,7 +163,7 @@ def _evaluate(
     """The kind of quality and its value for each model; the first is the full model."""
     if images is None:
         return None, [None] * len(models)
-    tracked = track(models, "evaluate", unit="schedules", images=lambda _: len(images))
+    tracked = track(models, "evaluate", unit="schedule", images=lambda _: len(images))
     outputs = (_outputs(model, images, batch=batch) for model in tracked)
     if labels is not None:
         return "accuracy", [(out.argmax(1) == labels).float().mean().item() for out in outputs]
