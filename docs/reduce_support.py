@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 import visualtokens
 from visualtokens.errors import UserError
+from visualtokens.reduce.methods import DEFAULT_METHOD
 
 PAGE = Path(__file__).with_name("reduce_support.md")
-METHOD = "weighted_kmedoids"
 SHOWN = 3  # examples of a row
 
 # Names and the architectures that belong to them; the first match counts.
@@ -51,7 +51,7 @@ HEAD = f"""# Models that can be reduced
 
 `visualtokens.reduce` works with timm's vision transformers that keep one sequence of tokens through all
 blocks (`VisionTransformer` and `Eva`). The tables list what happened to every architecture of timm
-{timm.__version__}: built with random weights, reduced with `{METHOD}` and run on one image.
+{timm.__version__}: built with random weights, reduced with `{DEFAULT_METHOD}` and run on one image.
 
 ## Supported
 """
@@ -84,7 +84,7 @@ def attempt(name: str) -> Outcome:
     family = next(title for title, pattern in NAMES.items() if fnmatch(name, pattern))
     module = module_of(name)
     try:
-        visualtokens.reduce(model, METHOD, keep=0.5)
+        visualtokens.reduce(model, keep=0.5)
     except UserError as error:
         is_vit = isinstance(model, (VisionTransformer, Eva))
         return Outcome(name, family, module, str(error).partition(": ")[2], is_vit)
