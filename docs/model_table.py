@@ -32,7 +32,7 @@ HEAD = """# Model zoo
 <!-- Written by `python docs/model_table.py`; do not edit. -->
 
 The models of this library, for `timm.create_model`, `vtok train --model` and as backbones for
-[segmentation and detection](dense.md). Parameters and multiply-adds (one image of the stated size, evaluation
+[segmentation and detection](dense.md). Parameters and multiply-adds (one square image of the stated side, evaluation
 mode) are computed from the code; `visualtokens.bench.count_macs` computes them for other sizes.
 
 No weights are included. Where the authors released some, `--init FILE` reads them, and `visualtokens.convert`
@@ -45,7 +45,12 @@ def row(size: Size) -> str:
     """The line of one model in its table."""
     released = "released" if size.weights else "–"
     counts = f"{size.parameters / 1e6:.2f} | {size.macs / 1e9:.3g}"
-    return f"| `{size.name}` | {counts} | {size.height}×{size.width} | {released} |"
+    return f"| `{size.name}` | {counts} | {_pixels(size)} | {released} |"
+
+
+def _pixels(size: Size) -> str:
+    """The side of the images, which are square unless stated otherwise."""
+    return str(size.height) if size.height == size.width else f"{size.height}×{size.width}"
 
 
 def page() -> str:
@@ -53,7 +58,7 @@ def page() -> str:
     parts = [HEAD]
     for family, text in FAMILIES.items():
         rows = [row(size) for size in read_sizes().values() if size.family == family]
-        header = ["| model | parameters (M) | GMACs | input | weights |", "|---|--:|--:|--:|---|"]
+        header = ["| model | params (M) | GMACs | input | weights |", "|---|--:|--:|--:|---|"]
         parts.append("\n".join([f"## {family}", text, "", *header, *rows, ""]))
     return "\n".join(parts)
 

@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ PAGES = {
     "results/README.md": "measurements.md",
     RECIPES: "recipes.md",
 }
+SHORT = 26  # characters that fit on one line of a phone
 LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)]*)?)\)")
 LABELLED = re.compile(r"\[([^]\n]+)\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -53,6 +55,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     origins = {page: source for source, page in PAGES.items() if source not in ("README.md", RECIPES)}
     return redirect(markdown, origin=origins.get(uri, f"docs/{uri}"), page=uri)
+
+
+def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, nav: Any) -> dict[str, Any]:
+    """Give pages that are alone in their tab the width of the navigation."""
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]
+    return context
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark what is not to be broken at its hyphens: short names in running text, and options in commands."""
+    html = re.sub(rf"<code>([^<]{{1,{SHORT}}})</code>", r'<code class="short">\1</code>', html)
+    return re.sub(
+        r'<div class="language-sh .*?</div>',
+        lambda block: re.sub(r"(?<=[\s>])--?[a-z][\w.-]*", r'<span class="option">\g<0></span>', block[0]),
+        html,
+        flags=re.DOTALL,
+    )
 
 
 def redirect(markdown: str, *, origin: str, page: str) -> str:
@@ -108,12 +128,19 @@ def notebook_files(path: Path) -> Iterator[tuple[str, str | bytes]]:
             shown = _shown(output)
             if isinstance(shown, bytes):
                 pictures.append((f"{path.stem}_{len(pictures) + 1}.png", shown))
-                parts.append(f"![Output of the cell above]({pictures[-1][0]})")
+                wide = " { .wide }" if _aspect(shown) > 2 else ""
+                parts.append(f"![Output of the cell above]({pictures[-1][0]}){wide}")
             elif shown:
                 parts.append(f"```text\n{shown}\n```")
     parts.append(f"[Download this notebook]({path.name})")
     yield f"{path.stem}.md", "\n\n".join(parts) + "\n"
     yield from pictures
+
+
+def _aspect(png: bytes) -> float:
+    """The width of a picture divided by its height."""
+    width, height = struct.unpack(">II", png[16:24])
+    return width / height
 
 
 def _shown(output: dict[str, Any]) -> str | bytes:
