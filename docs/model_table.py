@@ -32,8 +32,8 @@ HEAD = """# Model zoo
 <!-- Written by `python docs/model_table.py`; do not edit. -->
 
 The models of this library, for `timm.create_model`, `vtok train --model` and as backbones for
-[segmentation and detection](dense.md). Parameters and multiply-adds (one square image of the stated side, evaluation
-mode) are computed from the code; `visualtokens.bench.count_macs` computes them for other sizes.
+[segmentation and detection](dense.md). Parameters and multiply-adds (one square image of the stated side,
+evaluation mode) are computed from the code; `visualtokens.bench.count_macs` computes them for other sizes.
 
 No weights are included. Where the authors released some, `--init FILE` reads them, and `visualtokens.convert`
 turns them into a checkpoint folder. Every timm model with pretrained weights can be

@@ -86,9 +86,7 @@ def redirect(markdown: str, *, origin: str, page: str) -> str:
         if not target.startswith("docs/"):
             return None
         target = target.removeprefix("docs/")
-        shown = (
-            target.removesuffix(".ipynb") + ".md"
-        )  # the page of a notebook, which links to the file itself
+        shown = target.removesuffix(".ipynb") + ".md"  # the page of a notebook, which links to the file
         return shown if target.endswith(".ipynb") and shown != page else target
 
     def moved(found: re.Match[str]) -> str:
