@@ -154,7 +154,10 @@ class DataReport:
                 )
             )
         header = ("split", "images", "decoded", "width: min / median / max", "height", "formats")
-        missing = [f"no {name}: {printable(reason)}" for name, reason in self.absent.items()]
+        reasons = dict(self.absent)
+        if "test" in reasons:  # is not needed for training: without what to do about it
+            reasons["test"] = reasons["test"].partition("; ")[0]
+        missing = [f"no {name}: {printable(reason)}" for name, reason in reasons.items()]
         return "\n".join([table(rows, header=header, right=(1, 2)), *missing])
 
     def _objects(self) -> str:

@@ -24,6 +24,7 @@ from visualtokens.data.annotations import (
     divide,
     files_by_name,
     is_near,
+    is_too_long,
     names_of,
     raise_first,
     read_lines,
@@ -349,7 +350,7 @@ def _locate(layout: _Layout, entry: str, split: str) -> Path:
     names += [below] if is_inside(below) and below != entry else []
     candidates = list(dict.fromkeys(root / name for root in layout.roots for name in names))
     for candidate in candidates:
-        if candidate.is_dir() or candidate.is_file():
+        if os.path.isdir(candidate) or os.path.isfile(candidate):
             return candidate
     if not names:
         raise UserError(
@@ -371,6 +372,8 @@ def _listed_images(layout: _Layout, listed: Path) -> list[Path]:
                 f"{listed}, line {number}: {brief(name)} lies outside {listed.parent}; "
                 "accept it with --data_args.allow_outside true"
             )
+        if is_too_long(name):
+            raise UserError(f"{listed}, line {number}: {brief(name)} is too long for the name of a file")
         files.append(listed.parent / name)
     return files
 

@@ -17,7 +17,7 @@ from visualtokens.bench.comparison import align
 from visualtokens.errors import UserError
 from visualtokens.files import write_atomically
 from visualtokens.modes import eval_mode
-from visualtokens.progress import track
+from visualtokens.progress import count, track
 from visualtokens.reduce.blocks import check_reducible, transformer
 from visualtokens.reduce.methods import DEFAULT_METHOD
 from visualtokens.reduce.schedule import Keep, Schedule, macs
@@ -64,7 +64,7 @@ class Tradeoff:
         m, (height, width) = self.machine, self.size
         header = ("schedule", "tokens", "GMACs", "images/s", "peak MB", "speed", self.quality or "")
         lines = [
-            f"{m['cpu']}, {m['cores']} cores, {m['threads']} threads, torch {m['torch']}",
+            f"{m['cpu']}, {count(m['cores'], 'core')}, {count(m['threads'], 'thread')}, torch {m['torch']}",
             f"{self.method}, {self.batch} images of {height}×{width}, forward, eager",
             "",
             *align([header, *map(_cells, self.rows)]),
@@ -227,7 +227,7 @@ def _plot(found: Tradeoff, path: Path) -> Path:
         _panel(left, cost, quality, found, xlabel=costs, ylabel=f"{found.quality}, %")
         _panel(right, speed, quality, found, xlabel=speeds, ylabel="")
         left.set(ylim=left.get_ylim(), yticks=[tick for tick in left.get_yticks() if tick <= 100])
-    threads = f"{found.machine['threads']} thread{'s' * (found.machine['threads'] != 1)}"
+    threads = count(found.machine["threads"], "thread")
     figure.suptitle(
         f"{found.method}, images of {found.size[0]}×{found.size[1]}; "
         f"speed in batches of {found.batch}, {threads}"
