@@ -363,8 +363,13 @@ def test_shares(vtok: Vtok, photos: Path, checkpoint: Path, tmp_path: Path, expe
     printed = [vtok(*given, "--share", f"{i}/3", "--format", "jsonl")[1].splitlines() for i in (1, 2, 3)]
     names = [[json.loads(line)["image"] for line in lines] for lines in printed]
     assert names == [list(expected)[i::3] for i in range(3)]
-    for i in (3, 1, 2):
-        assert vtok(*given, "--share", f"{i}/3", "--out", tmp_path / "r.jsonl")[0] == 0
+    out = tmp_path / "r.jsonl"
+    told = [vtok(*given, "--share", f"{i}/3", "--out", out)[:2] for i in (3, 1, 2)]
+    assert told == [
+        (0, f"4 of 14 images saved as {out}; the other shares add theirs\n"),
+        (0, f"9 of 14 images saved as {out}; the other shares add theirs\n"),
+        (0, f"14 images saved as {out}\n"),
+    ]
     check(tmp_path / "r.jsonl", expected)
     assert sorted(os.listdir(tmp_path)) == ["r.jsonl", "r.jsonl.run.json"]
 

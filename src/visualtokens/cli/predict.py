@@ -135,6 +135,7 @@ def run(config: PredictConfig) -> Stream | Result:
             config.checkpoint,
             checkpoint,
             data=count(len(images), "image"),
+            processes=processes,
             out="" if shown is None else str(shown),
         )
     job = _Job(config, checkpoint, options, images, form, output)
@@ -260,7 +261,8 @@ class _Job:
             code = 128 + stop.signal
         silent = processes > 1 and (merged is None or not (merged.new or is_main_process()))
         document = {"saved": str(file)} | ({name: getattr(merged, name) for name in COUNTS} if merged else {})
-        return Result(_summary(file, merged, left=todo - done), document, code, silent)
+        text = _summary(file, merged, left=todo - done, shared=share.parts > processes)
+        return Result(text, document, code, silent)
 
     def _picture_names(self) -> list[str]:
         """Return a unique name for the pictures of every image, if there are any; none may be an input."""
@@ -315,15 +317,19 @@ class _Job:
         }
 
 
-def _summary(file: Path, merged: Merged | None, *, left: int) -> str:
-    """Return what the file holds now; ``left`` images of the share of this process are not done."""
+def _summary(file: Path, merged: Merged | None, *, left: int, shared: bool) -> str:
+    """Return what the file holds now; ``left`` images of the share of this process are not done.
+
+    ``shared`` is whether other commands have a share of the images.
+    """
     name = printable(str(file))
     if merged is None:
         state = f"{count(left, 'image')} of this share left" if left else "the images of this share are done"
         return f"{state}; other processes still write {name}"
     if merged.missing:
         total = count(merged.images + merged.missing, "image")
-        return f"{merged.images:,} of {total} saved as {name}; the same command continues"
+        rest = "the other shares add theirs" if shared and not left else "the same command continues"
+        return f"{merged.images:,} of {total} saved as {name}; {rest}"
     images = count(merged.images, "image")
     unreadable = f", {merged.unreadable:,} of them unreadable" if merged.unreadable else ""
     if not merged.new:
