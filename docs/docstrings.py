@@ -15,7 +15,7 @@ from griffe import Attribute, Class, Docstring, Extension, Module, Object
 
 ROLE = re.compile(r":(?:func|class|meth|mod|attr|data):`(?:(?P<label>[^`<]+) <)?~?(?P<target>[\w.]+)>?`")
 # The names of the public API: those of its packages, not the packages themselves, nor deeper modules.
-PACKAGES = "ops|reduce|layers|models|explain|data|tasks|train|bench"
+PACKAGES = "ops|reduce|layers|models|explain|data|tasks|train|predict|bench"
 PUBLIC = re.compile(rf"visualtokens\.(?:(?:{PACKAGES})\.|(?!(?:{PACKAGES})$))\w+(?:\.of)?")
 EXAMPLE = re.compile(r"(?:^ *(?:>>>|\.\.\.) .*\n?)+", re.MULTILINE)
 COMMENT = re.compile(r"  # (?!type:|noqa)(.*)\s*$")

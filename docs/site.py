@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ PAGES = {
     "results/README.md": "measurements.md",
     RECIPES: "recipes.md",
 }
+SHORT = 26  # characters that fit on one line of a phone
 LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)]*)?)\)")
 LABELLED = re.compile(r"\[([^]\n]+)\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -55,6 +57,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return redirect(markdown, origin=origins.get(uri, f"docs/{uri}"), page=uri)
 
 
+def on_page_context(context: dict[str, Any], page: Page, config: MkDocsConfig, nav: Any) -> dict[str, Any]:
+    """Give pages that are alone in their tab the width of the navigation."""
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]
+    return context
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark what is not to be broken at its hyphens: short names in running text, and options in commands."""
+    html = re.sub(rf"<code>([^<]{{1,{SHORT}}})</code>", r'<code class="short">\1</code>', html)
+    return re.sub(
+        r'<div class="language-sh .*?</div>',
+        lambda block: re.sub(r"(?<=[\s>])--?[a-z][\w.-]*", r'<span class="option">\g<0></span>', block[0]),
+        html,
+        flags=re.DOTALL,
+    )
+
+
 def redirect(markdown: str, *, origin: str, page: str) -> str:
     """The Markdown of the file ``origin`` of the repository with the links it has as ``page`` of the site."""
 
@@ -66,9 +86,7 @@ def redirect(markdown: str, *, origin: str, page: str) -> str:
         if not target.startswith("docs/"):
             return None
         target = target.removeprefix("docs/")
-        shown = (
-            target.removesuffix(".ipynb") + ".md"
-        )  # the page of a notebook, which links to the file itself
+        shown = target.removesuffix(".ipynb") + ".md"  # the page of a notebook, which links to the file
         return shown if target.endswith(".ipynb") and shown != page else target
 
     def moved(found: re.Match[str]) -> str:
@@ -108,12 +126,19 @@ def notebook_files(path: Path) -> Iterator[tuple[str, str | bytes]]:
             shown = _shown(output)
             if isinstance(shown, bytes):
                 pictures.append((f"{path.stem}_{len(pictures) + 1}.png", shown))
-                parts.append(f"![Output of the cell above]({pictures[-1][0]})")
+                wide = " { .wide }" if _aspect(shown) > 2 else ""
+                parts.append(f"![Output of the cell above]({pictures[-1][0]}){wide}")
             elif shown:
                 parts.append(f"```text\n{shown}\n```")
     parts.append(f"[Download this notebook]({path.name})")
     yield f"{path.stem}.md", "\n\n".join(parts) + "\n"
     yield from pictures
+
+
+def _aspect(png: bytes) -> float:
+    """The width of a picture divided by its height."""
+    width, height = struct.unpack(">II", png[16:24])
+    return width / height
 
 
 def _shown(output: dict[str, Any]) -> str | bytes:

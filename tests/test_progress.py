@@ -64,7 +64,7 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_a_line_every_30_seconds(log: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    with Progress("epoch 2/3", total=100, unit="steps", later=100, clock=clock) as report:
+    with Progress("epoch 2/3", total=100, unit="step", later=100, clock=clock) as report:
         for step in range(7):
             clock.now += 10  # the lines are due after steps 3 and 6
             report.advance(images=64, note=lambda step=step: f"loss {10 - step}.000")
@@ -76,7 +76,7 @@ def test_a_line_every_30_seconds(log: pytest.LogCaptureFixture) -> None:
 
 def test_slow_steps_get_one_line_each(log: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    for _ in track([1, 2, 3], "read", unit="images", images=one_image, clock=clock):
+    for _ in track([1, 2, 3], "read", unit="image", images=one_image, clock=clock):
         clock.now += 100
     assert log.messages == [
         "read: 1 of 3 images, 0.01 images/s, 3 min left",
@@ -88,7 +88,7 @@ def test_slow_steps_get_one_line_each(log: pytest.LogCaptureFixture) -> None:
 def test_the_rate_is_that_of_this_process(log: pytest.LogCaptureFixture) -> None:
     """A resumed epoch does not count the steps before as its own."""
     clock = Clock()
-    with Progress("epoch 1/1", total=100, done=90, unit="steps", clock=clock) as report:
+    with Progress("epoch 1/1", total=100, done=90, unit="step", clock=clock) as report:
         assert report.line() == "epoch 1/1: 90 of 100 steps, — images/s"
         clock.now += 40
         report.advance(images=100)
@@ -96,9 +96,9 @@ def test_the_rate_is_that_of_this_process(log: pytest.LogCaptureFixture) -> None
 
 
 def test_notes_are_made_only_when_they_are_shown(log: pytest.LogCaptureFixture) -> None:
-    report = Progress("x", total=2, unit="steps", clock=Clock())
+    report = Progress("x", total=2, unit="step", clock=Clock())
     report.advance(note=lambda: pytest.fail("not shown"))
-    hidden = Progress("x", total=2, unit="steps", shown=False)
+    hidden = Progress("x", total=2, unit="step", shown=False)
     hidden.advance(note=lambda: pytest.fail("not shown"))
     assert log.messages == []
 
@@ -108,7 +108,7 @@ def test_notes_are_made_only_when_they_are_shown(log: pytest.LogCaptureFixture) 
     [
         ([[1, 2], [3]], "evaluate: 1 of 2 batches, 0.05 images/s, 40 s left"),
         (Counted(iter([[1, 2], [3]]), 5), "evaluate: 1 of 5 batches, 0.05 images/s, 3 min left"),
-        (iter([[1, 2], [3]]), "evaluate: 1 batches, 0.05 images/s"),
+        (iter([[1, 2], [3]]), "evaluate: 1 batch, 0.05 images/s"),
     ],
     ids=["list", "counted", "iterator"],
 )
@@ -137,7 +137,7 @@ def test_an_error_in_the_items_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture) -> None:
     terminal, clock = open_terminal(monkeypatch), Clock()
-    with Progress("epoch 1/2", total=4, unit="steps", later=4, clock=clock) as report:
+    with Progress("epoch 1/2", total=4, unit="step", later=4, clock=clock) as report:
         assert "epoch 1/2:   0%" in terminal.getvalue()
         assert "0/4 [00:00<?, — images/s]" in terminal.getvalue()
         for _ in range(4):
@@ -152,7 +152,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, log: pytest.LogCap
 
 def test_text_is_written_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
-    with Progress("epoch 1/2", total=4, unit="steps"):
+    with Progress("epoch 1/2", total=4, unit="step"):
         drawn = terminal.getvalue()
         with bars_hidden():
             assert terminal.getvalue()[len(drawn) :].strip("\r ") == "", "the bar is cleared"
@@ -232,7 +232,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_counts_and_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert count(1, "class", "classes") == "1 class"
+    assert (count(1, "class"), count(2, "class")) == ("1 class", "2 classes")
     assert count(1437, "image") == "1,437 images"
     assert parameters(nn.Linear(999, 10)) == "0.01 M parameters"
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})

@@ -39,9 +39,10 @@ class Progress:
     """The progress of one computation of ``total`` steps, ``done`` of which were completed before.
 
     ``shown=None`` draws a bar on a terminal and logs lines elsewhere, True always draws the bar, False shows
-    nothing. ``later`` steps of the same kind follow in other computations, such as the next epochs.
+    nothing. ``unit`` is the noun for one step. ``later`` steps of the same kind follow in other computations,
+    such as the next epochs.
 
-    >>> with Progress("epoch 1/10", total=450, unit="steps") as progress:
+    >>> with Progress("epoch 1/10", total=450, unit="step") as progress:
     ...     progress.advance(images=64, note=lambda: "loss 2.302")
     """
 
@@ -105,8 +106,9 @@ class Progress:
     def line(self, note: str = "") -> str:
         """Return the state as one line of text."""
         elapsed = self._clock() - self._began
-        count = str(self.done) if self.total is None else f"{self.done} of {self.total}"
-        parts = [f"{self.name}: {count} {self.unit}", rate(self._images, elapsed), note]
+        steps = count(self.done if self.total is None else self.total, self.unit)
+        of = "" if self.total is None else f"{self.done:,} of "
+        parts = [f"{self.name}: {of}{steps}", rate(self._images, elapsed), note]
         if self.total is not None and self.done > self._before:
             step = elapsed / (self.done - self._before)
             left = self.total - self.done
@@ -121,7 +123,7 @@ def track(
     name: str,
     *,
     total: int | None = None,
-    unit: str = "batches",
+    unit: str = "batch",
     images: Callable[[T], int] = len,  # type: ignore[assignment]
     shown: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -228,12 +230,12 @@ def hardware(device: torch.device, *, processes: int = 1, workers: int = 0) -> s
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     parts = [f"{device}{name}", count(cores, "core"), count(torch.get_num_threads(), "thread")]
-    parts.append(count(processes, "process", "processes"))
+    parts.append(count(processes, "process"))
     if workers:
         parts.append(f"{count(workers, 'worker')} for loading" + (" in each" if processes > 1 else ""))
     return ", ".join(parts)
 
 
-def count(number: int, one: str, several: str = "") -> str:
-    """Return a number with its noun, such as ``1 class`` or ``1,797 images``."""
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
+def count(number: int, one: str) -> str:
+    """Return a number with its noun, such as ``1 class``, ``2 classes`` or ``1,797 images``."""
+    return f"{number:,} {one if number == 1 else one + ('es' if one.endswith(('s', 'ch')) else 's')}"

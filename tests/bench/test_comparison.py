@@ -186,7 +186,7 @@ def a_comparison(**changes):
 def test_table():
     lines = a_comparison().table().splitlines()
     assert max(map(len, lines)) <= 100
-    assert lines[0] == "Some(R) CPU, 2 cores, 1 threads, torch 2.15.0"
+    assert lines[0] == "Some(R) CPU, 2 cores, 1 thread, torch 2.15.0"
     assert lines[1] == "8 images of 224×320, forward, eager, 7 rounds"
     header, first, name, second, third = lines[3:8]
     assert header.split() == ["model", "Mparams", "GMACs", "images/s", "peak", "MB", "speed"]

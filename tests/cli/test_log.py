@@ -57,7 +57,7 @@ def test_training(vtok_with_progress: Vtok, data: str, tmp_path: Path) -> None:
     steps = [
         "epoch #/2: 1 of 2 steps, # images/s, loss #, accuracy #%, lr #, # s left",
         "epoch #/2: 2 of 2 steps, # images/s, loss #, accuracy #%, lr #, 0 s left",
-        "evaluate: 1 of 1 batches, # images/s, 0 s left",
+        "evaluate: 1 of 1 batch, # images/s, 0 s left",
         "epoch #/2: loss #, train accuracy #%, val accuracy #%, # images/s",
     ]
     lines = err.splitlines()
@@ -166,13 +166,13 @@ def test_explanations(
         f"data    {tmp_path / 'photos'}",
         f"device  {DEVICE}",
         f"output  {page}",
-        "explain: 1 of 1 files, # images/s, 0 s left",
+        "explain: 1 of 1 file, # images/s, 0 s left",
     ]
     matches(err.splitlines(), head)
     measure = ("--faithfulness", "--data", data, "--images", "1", "--steps", "2", "--methods", "random")
     err = vtok_with_progress("explain", *given, picture, *measure)[2]
     head[2], head[4] = f"data    {data}, split val, 1 image", f"output  {picture}"
-    matches(err.splitlines(), [*head[:5], "evaluate: 1 of 1 images, # images/s, 0 s left"])
+    matches(err.splitlines(), [*head[:5], "evaluate: 1 of 1 image, # images/s, 0 s left"])
 
 
 def test_bars_on_a_terminal(data: str, tmp_path: Path) -> None:

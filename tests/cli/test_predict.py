@@ -91,11 +91,11 @@ def test_a_folder_into_a_file(
     given = ("predict", photos, "--checkpoint", checkpoint, "--out", out, "--batch", "4")
     code, text, err = vtok(*given)
     assert (code, text) == (0, f"14 images saved as {out}\n")
-    assert err == "ignored 1 files that are not images by their extension\n"
+    assert err == "ignored 1 file without the extension of an image\n"
     check(out, expected)
     assert sorted(os.listdir(tmp_path)) == [f"r.{ending}", f"r.{ending}.run.json"]
     code, text, err = vtok(*given)
-    assert (code, text) == (0, f"{out} holds all 14 images; --overwrite predicts them again\n")
+    assert (code, text) == (0, f"{out} is complete: 14 images; --overwrite predicts them again\n")
     assert err.endswith(f"{out} holds 14 of 14 images already\n")
 
 
@@ -345,7 +345,7 @@ def test_processes_write_one_file(
         ranks(monkeypatch, rank, 3)
         assert vtok(*given)[:2] == (
             0,
-            "" if rank else f"{out} holds all 14 images; --overwrite predicts them again\n",
+            "" if rank else f"{out} is complete: 14 images; --overwrite predicts them again\n",
         )
     for options, message in (
         ((), "3 processes write into one file; give --out FILE"),
@@ -363,8 +363,13 @@ def test_shares(vtok: Vtok, photos: Path, checkpoint: Path, tmp_path: Path, expe
     printed = [vtok(*given, "--share", f"{i}/3", "--format", "jsonl")[1].splitlines() for i in (1, 2, 3)]
     names = [[json.loads(line)["image"] for line in lines] for lines in printed]
     assert names == [list(expected)[i::3] for i in range(3)]
-    for i in (3, 1, 2):
-        assert vtok(*given, "--share", f"{i}/3", "--out", tmp_path / "r.jsonl")[0] == 0
+    out = tmp_path / "r.jsonl"
+    told = [vtok(*given, "--share", f"{i}/3", "--out", out)[:2] for i in (3, 1, 2)]
+    assert told == [
+        (0, f"4 of 14 images saved as {out}; the other shares add theirs\n"),
+        (0, f"9 of 14 images saved as {out}; the other shares add theirs\n"),
+        (0, f"14 images saved as {out}\n"),
+    ]
     check(tmp_path / "r.jsonl", expected)
     assert sorted(os.listdir(tmp_path)) == ["r.jsonl", "r.jsonl.run.json"]
 

@@ -67,7 +67,7 @@ def test_text(photos: Path) -> None:
         "train      14       14  16 / 24.5 / 31             12 / 30 / 30  JPEG 12, PNG 2",
         "val         2        2  16 / 16 / 16               12 / 12 / 12  PNG 2",
     ]
-    assert lines[5].startswith(f"no test: {photos} has no test")
+    assert lines[5] == f"no test: {photos} has no test/ folder, only train/, val/"
     assert lines[7:] == [
         "class  train images  share  val images  share",
         "cat              12  85.7%           1  50.0%",
@@ -79,6 +79,14 @@ def test_text(photos: Path) -> None:
         "",
         "no bad files",
     ]
+
+
+def test_classes_of_the_same_size_are_balanced(tmp_path: Path) -> None:
+    for i, name in enumerate(("cat", "dog")):
+        for split in ("train", "val"):
+            save(noise(i), tmp_path / f"{split}/{name}/{i}.png")
+    text = check(f"folder:{tmp_path}").text()
+    assert "\nbalance: train has the same number of images of every class\n" in text
 
 
 def test_bad_files_and_suspicious_images(photos: Path) -> None:
@@ -263,6 +271,10 @@ def test_tasks_are_guessed(tmp_path: Path) -> None:
     assert open_splits("digit_scenes").task == "classify"
     assert open_splits("digit_scenes", task="segment").classes[0] == "background"
     assert open_splits(write_pennfudan(tmp_path)).task == "detect"
+    with pytest.raises(
+        UserError, match="voc has annotations for several tasks; choose one: --task segment or"
+    ):
+        open_splits("voc:x")
     with pytest.raises(UserError, match="unknown task 'detction'; did you mean 'detect'"):
         open_splits("digits", task="detction")
     with pytest.raises(UserError, match="unknown dataset 'pets5'"):

@@ -50,6 +50,15 @@ def test_objects_equal_those_of_the_same_data_in_cocos_layout(tmp_path: Path) ->
                 assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("name", ["a" * 251, "/".join(["a"] * 1000)])
+def test_names_that_no_file_can_have_are_refused(root: Path, name: str) -> None:
+    file = root / "ImageSets/Main/train.txt"
+    file.write_text(f"train_0\n{name}\n")
+    with pytest.raises(UserError) as caught:
+        opened(root)
+    assert str(caught.value) == f"{file}: {name!r:.57}… is too long for the name of a file"
+
+
 def test_masks_are_not_there(root: Path) -> None:
     with pytest.raises(UserError, match=r"has boxes without masks; train a detector .*--model faster_rcnn"):
         open_detection(f"voc:{root}", "train")

@@ -223,7 +223,7 @@ def test_val_share_is_refused_where_a_validation_split_exists(root: Path) -> Non
         ("train: images/train\nnames: [a, true]", "give a list of words, in quotes if necessary"),
         ("train: images/train\nnames: [a, a]", "names the class 'a' twice"),
         ("train: images/train\nnames: {1: a, 2: b}", r"names has the numbers \[1, 2\]; they must count from"),
-        ("train: images/train\nnames: [a]\nnc: 2", "nc is 2, but names has 1 classes"),
+        ("train: images/train\nnames: [a]\nnc: 2", "nc is 2, but names has 1 class;"),
         ("train: images/train\nnc: many", "nc is 'many'; give the number of classes"),
         ("train: images/train\nnc: 1000000000", "has 1,000,000,000 classes; give from 1 to 100,000"),
         ("train: 3\nnames: [a]", "train is 3; give a folder of images"),
@@ -232,6 +232,8 @@ def test_val_share_is_refused_where_a_validation_split_exists(root: Path) -> Non
         ("train: labels\nnames: [a]", "labels in .* holds no images"),
         ("train: ../../etc\nnames: [a]", "there is no '../../etc'; looked for .*/data/etc$"),
         ("train: list.txt\nnames: [a]", r"list.txt, line 1: '../a.jpg' lies outside"),
+        ("train: long.txt\nnames: [a]", r"long.txt, line 1: 'a{56}… is too long for the name of a file"),
+        (f"train: {'a' * 300}\nnames: [a]", r"train: there is no 'a{300}'; looked for"),
         ("path: 3\ntrain: images/train\nnames: [a]", "path is 3; give the folder"),
         ("train: images/train\nnames: [a]\nkpt_shape: [17, 3]", "key points"),
         ("train: &x [*x]\nnames: [a]", "data file '.*' has more than 100,000 values"),
@@ -241,6 +243,7 @@ def test_val_share_is_refused_where_a_validation_split_exists(root: Path) -> Non
 def test_unusable_yaml_files(root: Path, content: str, message: str) -> None:
     (root / "data.yaml").write_text(content)
     (root / "list.txt").write_text("../a.jpg\n")
+    (root / "long.txt").write_text("a" * 300)
     with pytest.raises(UserError, match=message):
         YoloObjects(root, "train", masks=False)
 

@@ -40,7 +40,7 @@ def test_folders_are_searched_in_order(root: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level("INFO"):
         assert names(root, root) == ["a.JPG", "b.png", "sub/c.webp"]
     assert [record.message for record in caplog.records] == [
-        "ignored 1 files that are not images by their extension"
+        "ignored 1 file without the extension of an image"
     ]
     expected = sorted(p for p in root.rglob("*") if p.suffix.lower() in (".jpg", ".png", ".webp"))
     visible = [p for p in expected if not any(part.startswith(".") for part in p.relative_to(root).parts)]

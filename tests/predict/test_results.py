@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import random
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -258,7 +260,61 @@ def test_files_of_others_are_refused(out: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_results_without_their_settings_are_refused(
+    out: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """A file system may lose what was written last when the power fails."""
+    monkeypatch.setattr("visualtokens.predict.results.PAUSE", 0)
+    with opened(out) as results:
+        predict(results, count=3)
+        if saved:
+            results.finish()
+    run = out.with_name("r.jsonl.run.json")
+    run.write_bytes(b"")
+    with pytest.raises(UserError) as caught, opened(out, top=5):
+        pass
+    assert str(caught.value) == (
+        f"'{run}' is empty, so the options of '{out}' are unknown; save elsewhere, or start again with "
+        "--overwrite"
+    )
+    with opened(out, top=5, overwrite=True) as results:
+        assert len(results.todo) == 12
+
+
+def test_an_empty_file_of_settings_without_results_is_written(out: Path) -> None:
+    """A run that was killed before it wrote anything leaves one."""
+    out.parent.mkdir()
+    run = out.with_name("r.jsonl.run.json")
+    run.write_bytes(b"")
+    with opened(out) as results:
+        predict(results)
+        assert results.finish() == Merged(images=12, unreadable=0, missing=0, new=True)
+    assert json.loads(run.read_bytes()) == SETTINGS
+
+
 # Several processes.
+
+
+def test_a_process_waits_for_settings_but_not_for_the_end_of_the_one_that_writes_them(out: Path) -> None:
+    """Both found an empty file; the other was the first to write it, and keeps its lock while it predicts."""
+    out.parent.mkdir()
+    with out.with_name("r.jsonl.run.json").open("w+") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        found: list[int] = []
+
+        def predicted_by_this_process() -> None:
+            with opened(out, share=(1, 2)) as results:
+                found.extend(results.todo.tolist())
+
+        thread = threading.Thread(target=predicted_by_this_process, daemon=True)
+        thread.start()
+        time.sleep(0.1)
+        assert not found
+        json.dump(SETTINGS, other)
+        other.flush()
+        thread.join(timeout=30)
+        assert found == list(range(1, 12, 2))
 
 
 def test_shares_are_merged_by_the_last_process(out: Path) -> None:

@@ -78,6 +78,16 @@ def test_segmentation_has_a_legend_of_the_classes_shown(tmp_path: Path) -> None:
     assert (counts[0], counts[2]) == (0, 0)
 
 
+def test_segmentation_uses_the_colours_of_the_dataset(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        save(Image.new("RGB", (40, 20), "white"), tmp_path / f"images/{split}/a.png")
+        save(Image.new("RGB", (40, 20), (0, 200, 100)), tmp_path / f"masks/{split}/a.png")
+    colors = {"a": [250, 0, 0], "b": [0, 200, 100]}
+    sheet = contact_sheet(open_splits(f"masks:{tmp_path}", colors=colors))
+    assert shows(sheet, (0, 200, 100)) > 100
+    assert shows(sheet, (250, 0, 0)) == 0
+
+
 def test_a_dataset_of_many_images_fills_the_grid() -> None:
     sheet = contact_sheet(open_splits("digits"))
     rows = TRAIN_ROWS + 1

@@ -117,7 +117,7 @@ def test_pretrained_weights_are_timms(start: Open, pretrained: nn.Module) -> Non
     assert all(torch.equal(state[name], weight) for name, weight in others(pretrained).items())
     assert (training.preprocess.size, training.preprocess.mean) == ((48, 48), (0.5, 0.5, 0.5))
     assert training.notes == [
-        "pretrained: the weights of 'resnet10t'; their classifier is for 1000 classes instead of 10: "
+        "pretrained: the weights of 'resnet10t'; their classifier is for 1,000 classes instead of 10: "
         "a new one starts from random weights"
     ]
 

@@ -158,5 +158,5 @@ def test_require_classes_compares_names_and_order() -> None:
         require_classes("data", ["b", "a"], "run", list("abcd"))
     with pytest.raises(UserError, match="data has classes that run was not trained for: e, f; remove them"):
         require_classes("data", ["f", "a", "e"], "run", list("abcd"))
-    with pytest.raises(UserError, match=r"data has 1 classes \(e\), but run was trained for 4 classes"):
+    with pytest.raises(UserError, match=r"data has 1 class \(e\), but run was trained for 4 classes"):
         require_classes("data", ["e"], "run", list("abcd"))

@@ -27,6 +27,7 @@ from visualtokens.bench.timing import (
     synchronize,
 )
 from visualtokens.errors import UserError, unknown
+from visualtokens.progress import count
 
 Mode = Literal["eager", "channels_last", "compile", "train"]  # what is measured, and how
 Run = Callable[[], object]
@@ -279,7 +280,7 @@ def _header(comparison: Comparison) -> list[str]:
     chip = m["cpu"] if m["device"] == "cpu" else f"{m['gpu']} on {m['cpu']}"
     images = f"{comparison.batch} images of {height}×{width}"
     return [
-        f"{chip}, {m['cores']} cores, {m['threads']} threads, torch {m['torch']}",
+        f"{chip}, {count(m['cores'], 'core')}, {count(m['threads'], 'thread')}, torch {m['torch']}",
         f"{images}, {MODES[comparison.mode]}, {comparison.rounds} rounds",
     ]
 

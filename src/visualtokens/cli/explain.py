@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 PAGE = "explanation.html"
+MEASURED: tuple[str, ...] = ("data", "val_share", "data_args", "split", "images", "masks", "methods", "steps")
+EXPLAINED: tuple[str, ...] = ("target", "top")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ def run(config: ExplainConfig) -> Result:
     """Explain one image or a folder, or measure faithfulness."""
     if bool(config.image) == config.faithfulness:
         raise UserError("give an image or a folder to explain, or --faithfulness with --data")
+    _refuse_without_effect(config)
     if not config.faithfulness:
         refuse_overwriting([Path(config.save or PAGE)], _explained_files(config))
     checkpoint = _load(config)
@@ -103,6 +106,18 @@ def run(config: ExplainConfig) -> Result:
     if Path(config.image).is_dir():
         return _explain_folder(config, checkpoint, target)
     return _explain_image(config, checkpoint, target)
+
+
+def _refuse_without_effect(config: ExplainConfig) -> None:
+    """Raise :class:`UserError` for an option of the other kind of run: an explanation or --faithfulness."""
+    names = EXPLAINED if config.faithfulness else MEASURED
+    other = "with" if config.faithfulness else "without"
+    for option in fields(config):
+        default = option.default if option.default_factory is MISSING else option.default_factory()
+        if option.name in names and (given := getattr(config, option.name)) != default:
+            raise UserError(
+                f"{option.name}={printable(str(given))} has no effect {other} --faithfulness; leave it out"
+            )
 
 
 def _explained_files(config: ExplainConfig) -> Iterator[Path]:
@@ -239,7 +254,7 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
         "unreadable": unreadable_as_json(unreadable),
         "saved": str(save),
     }
-    head = f"{found.images} images, the predicted class of each; means with their standard errors:"
+    head = f"{count(found.images, 'image')}, the predicted class of each; means with their standard errors:"
     drawn = table(found.rows(), header=HEADER, right=(1, 2, 3, 4))
     text = f"{head}\n\n{drawn}\n\ncurves saved as {printable(str(save))}"
     return Result(text, document, code=1 if unreadable else 0)
@@ -263,7 +278,7 @@ def _scores(
 
     preprocess = evaluator.setting.preprocess
     chosen = np.linspace(0, len(dataset) - 1, min(config.images, len(dataset))).round().astype(int)
-    for index in track(chosen.tolist(), "evaluate", unit="images", images=one_image):
+    for index in track(chosen.tolist(), "evaluate", unit="image", images=one_image):
         try:
             image, _ = dataset[index]
             mask = None
@@ -300,14 +315,16 @@ def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int |
     document = {"folder": config.image, **gallery.to_dict(), "saved": str(saved)}
     code = 1 if gallery.refused else 0
     if gallery.not_reached and stop.signal is not None:
-        write_error(f"interrupted after {gallery.files - gallery.not_reached} of {gallery.files} files\n")
+        write_error(
+            f"interrupted after {gallery.files - gallery.not_reached} of {count(gallery.files, 'file')}\n"
+        )
         code = 128 + stop.signal
     return Result(_folder_text(gallery, str(saved)), document, code=code)
 
 
 def _folder_text(gallery: Gallery, saved: str) -> str:
     rows = [
-        (entry.name, f"{entry.probability:.1%}", entry.target, f"{entry.clusters[0][1]:.1%}")
+        (entry.name, f"{entry.probability:.1%}", entry.target, f"{entry.clusters[0][1]:z.1%}")
         for entry in gallery.entries
     ]
     head = table(

@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 SHOWN = 20
 
 
-def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int = 0, out: str = "") -> None:
+def log_header(
+    folder: str, checkpoint: Checkpoint, *, data: str, processes: int = 1, workers: int = 0, out: str = ""
+) -> None:
     """Log what a verb is about to do with a checkpoint, unless stderr is a terminal."""
     from visualtokens.progress import count, hardware, header, model_name, parameters
 
@@ -27,9 +29,9 @@ def log_header(folder: str, checkpoint: Checkpoint, *, data: str, workers: int =
     named = model_name(checkpoint.config["architecture"], checkpoint.config.get("model_args", {}))
     rows = {
         "model": f"{named} of {folder}, {parameters(model)}, input {size}",
-        "task": f"{checkpoint.task.name}, {count(len(checkpoint.classes), 'class', 'classes')}",
+        "task": f"{checkpoint.task.name}, {count(len(checkpoint.classes), 'class')}",
         "data": data,
-        "device": hardware(next(model.parameters()).device, workers=workers),
+        "device": hardware(next(model.parameters()).device, processes=processes, workers=workers),
     }
     header(rows | ({"output": out} if out else {}))
 

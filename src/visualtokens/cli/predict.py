@@ -135,6 +135,7 @@ def run(config: PredictConfig) -> Stream | Result:
             config.checkpoint,
             checkpoint,
             data=count(len(images), "image"),
+            processes=processes,
             out="" if shown is None else str(shown),
         )
     job = _Job(config, checkpoint, options, images, form, output)
@@ -256,11 +257,12 @@ class _Job:
         warn_unreadable(unreadable, total=bad, listed=f"{file} lists all")
         code = 1 if (merged.unreadable if merged else bad and processes == 1) else 0
         if done < todo and stop.signal is not None:
-            write_error(f"interrupted after {done} of {todo} images; the same command continues\n")
+            write_error(f"interrupted after {done} of {count(todo, 'image')}; the same command continues\n")
             code = 128 + stop.signal
         silent = processes > 1 and (merged is None or not (merged.new or is_main_process()))
         document = {"saved": str(file)} | ({name: getattr(merged, name) for name in COUNTS} if merged else {})
-        return Result(_summary(file, merged, left=todo - done), document, code, silent)
+        text = _summary(file, merged, left=todo - done, shared=share.parts > processes)
+        return Result(text, document, code, silent)
 
     def _picture_names(self) -> list[str]:
         """Return a unique name for the pictures of every image, if there are any; none may be an input."""
@@ -315,19 +317,24 @@ class _Job:
         }
 
 
-def _summary(file: Path, merged: Merged | None, *, left: int) -> str:
-    """Return what the file holds now; ``left`` images of the share of this process are not done."""
+def _summary(file: Path, merged: Merged | None, *, left: int, shared: bool) -> str:
+    """Return what the file holds now; ``left`` images of the share of this process are not done.
+
+    ``shared`` is whether other commands have a share of the images.
+    """
     name = printable(str(file))
     if merged is None:
-        state = f"{left:,} images of this share are missing" if left else "the images of this share are done"
+        state = f"{count(left, 'image')} of this share left" if left else "the images of this share are done"
         return f"{state}; other processes still write {name}"
     if merged.missing:
-        total = merged.images + merged.missing
-        return f"{merged.images:,} of {total:,} images saved as {name}; the same command continues"
+        total = count(merged.images + merged.missing, "image")
+        rest = "the other shares add theirs" if shared and not left else "the same command continues"
+        return f"{merged.images:,} of {total} saved as {name}; {rest}"
+    images = count(merged.images, "image")
     unreadable = f", {merged.unreadable:,} of them unreadable" if merged.unreadable else ""
     if not merged.new:
-        return f"{name} holds all {merged.images:,} images{unreadable}; --overwrite predicts them again"
-    return f"{merged.images:,} images saved as {name}{unreadable}"
+        return f"{name} is complete: {images}{unreadable}; --overwrite predicts them again"
+    return f"{images} saved as {name}{unreadable}"
 
 
 VERB = Verb(

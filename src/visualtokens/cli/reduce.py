@@ -184,7 +184,7 @@ def _log_header(
     rows = {"model": f"{config.model}, {parameters(model)}, input {size}", "method": config.method}
     if dataset is not None:
         number = min(config.images or len(dataset), len(dataset))
-        classes = count(len(dataset.classes), "class", "classes")
+        classes = count(len(dataset.classes), "class")
         rows["data"] = f"{config.data}, split {config.split}, {count(number, 'image')}, {classes}"
     header(rows | {"device": hardware(next(model.parameters()).device)})
 

@@ -11,7 +11,7 @@ from visualtokens.cli.output import unreadable_as_json, warn_unreadable
 from visualtokens.cli.terminal import to_json, write, write_bytes, write_error
 from visualtokens.cli.verb import Predicted, Stream
 from visualtokens.errors import UserError
-from visualtokens.progress import one_image, track
+from visualtokens.progress import count, one_image, track
 
 if TYPE_CHECKING:
     from visualtokens.data import BadImage
@@ -34,7 +34,7 @@ def track_images(
 ) -> Iterator[Predicted | BadImage]:
     """Yield the results of ``total`` images and report the progress over them."""
     shown = shown if total > 1 else False  # a bar for a single image would only flicker
-    return track(results, "predict", total=total, unit="images", images=one_image, shown=shown)
+    return track(results, "predict", total=total, unit="image", images=one_image, shown=shown)
 
 
 def print_stream(stream: Stream, *, as_json: bool) -> int:
@@ -67,7 +67,7 @@ def print_stream(stream: Stream, *, as_json: bool) -> int:
         printer.close(unreadable, interrupted=interrupted)
     warn_unreadable(unreadable)
     if interrupted and stop.signal is not None:
-        write_error(f"interrupted after {done} of {stream.images} images\n")
+        write_error(f"interrupted after {done} of {count(stream.images, 'image')}\n")
         return 128 + stop.signal
     return 1 if unreadable else 0
 

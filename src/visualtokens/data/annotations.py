@@ -26,6 +26,7 @@ MAX_POLYGONS = 1000  # of one object
 MAX_OUTLINE = 1000  # length of these polygons, in widths plus heights of the image
 MAX_FILE_BYTES = 2**24  # of a file with the annotations of one image; 10,000 objects take about 3 MB
 MAX_NAME = 1000  # characters of the name of a class
+MAX_PATH, MAX_FILE_NAME = 1000, 250  # characters of a path, bytes of each of its names
 MAX_LIST_BYTES = 2**30  # of a file that lists images or classes
 BOXES_ONLY = "train a detector of boxes (--model faster_rcnn)"  # how to use annotations without masks
 
@@ -91,6 +92,12 @@ def to_number(text: str | None) -> float | None:
 
 
 # Reading.
+
+
+def is_too_long(name: str) -> bool:
+    """Whether no file can have this name, also with another ending."""
+    parts = os.fsencode(name).split(b"/")
+    return len(name) > MAX_PATH or max(map(len, parts)) > MAX_FILE_NAME
 
 
 def read_bytes(file: Path, *, most: int = MAX_FILE_BYTES) -> bytes:

@@ -83,8 +83,7 @@ class NpzImages(ImageDataset):
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= len(self.classes):
             raise UserError(
-                f"{label_name} holds labels from {low} to {high}, "
-                f"but there are {len(self.classes)} classes: expected 0 to {len(self.classes) - 1}"
+                f"{label_name} holds labels from {low} to {high}; expected 0 to {len(self.classes) - 1}"
             )
 
     def __len__(self) -> int:

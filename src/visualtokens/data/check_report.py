@@ -154,7 +154,10 @@ class DataReport:
                 )
             )
         header = ("split", "images", "decoded", "width: min / median / max", "height", "formats")
-        missing = [f"no {name}: {printable(reason)}" for name, reason in self.absent.items()]
+        reasons = dict(self.absent)
+        if "test" in reasons:  # is not needed for training: without what to do about it
+            reasons["test"] = reasons["test"].partition("; ")[0]
+        missing = [f"no {name}: {printable(reason)}" for name, reason in reasons.items()]
         return "\n".join([table(rows, header=header, right=(1, 2)), *missing])
 
     def _objects(self) -> str:
@@ -202,4 +205,6 @@ class DataReport:
         most, least = max(present, key=lambda i: train[i]), min(present, key=lambda i: train[i])
         names = [printable(self.classes[i]) for i in (most, least)]
         ratio, what = f"{train[most] / train[least]:.3g}", COUNTED[self.task]
+        if train[most] == train[least]:
+            return [f"balance: train has the same number of {what} of every class"]
         return [f"balance: train has {ratio} times as many {what} of {names[0]} as of {names[1]}"]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from visualtokens.data.base import AnnotatedImages, ImageStream, Share, Split, brief
 from visualtokens.data.catalog import (
@@ -29,6 +28,8 @@ from visualtokens.data.decode import BadImage, decode_image, read_header
 from visualtokens.data.detection import DetectionDataset, Objects
 from visualtokens.data.segmentation import IGNORE, Mask
 from visualtokens.errors import UserError, unknown
+from visualtokens.progress import count as number_of
+from visualtokens.progress import one_image, track
 
 MIN_IMAGES = 10  # of a class in training; fewer are worth a warning
 MAX_RATIO = 4  # of the sides of an image; more is worth a warning
@@ -151,9 +152,8 @@ def check(
     tallies: dict[str, _Tally] = {}
     for split, dataset in opened.datasets.items():
         tallies[split] = tally = _Tally(opened.task, len(dataset.classes))
-        items = _items(dataset, limit)
-        hidden = None if progress is None else not progress
-        for item in tqdm(items, desc=f"check {split}", total=len(dataset), leave=False, disable=hidden):
+        name, items = f"check {split}", _items(dataset, limit)
+        for item in track(items, name, total=len(dataset), unit="image", images=one_image, shown=progress):
             tally.add(item)
         tally.partial = limit is not None and limit < len(dataset)
         labels = getattr(dataset, "labels", None)
@@ -360,15 +360,16 @@ def _warnings(classes: list[str], tallies: Mapping[str, _Tally]) -> Iterator[str
         if tally.task == "segment" and tally.pixels[IGNORE] > tally.pixels.sum() / 2:
             yield f"{tally.pixels[IGNORE] / tally.pixels.sum():.0%} of the pixels of {split} are ignored"
         if tally.task == "detect" and tally.objects_of_image.count(0) > len(tally.objects_of_image) / 2:
-            count = tally.objects_of_image.count(0)
-            yield f"{count} of {len(tally.objects_of_image)} images of {split} have no objects"
+            empty = tally.objects_of_image.count(0)
+            images = number_of(len(tally.objects_of_image), "image")
+            yield f"{empty} of {images} of {split} without objects"
 
 
 def _images(found: Sequence[Any]) -> str:
-    return f"{len(found):,} image{'' if len(found) == 1 else 's'}"
+    return number_of(len(found), "image")
 
 
 def _some(names: list[str]) -> str:
     """Such as ``3 classes (cat, dog, cow)``; at most five are named."""
     shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-    return f"{len(names)} class{'' if len(names) == 1 else 'es'} ({shown})"
+    return f"{number_of(len(names), 'class')} ({shown})"

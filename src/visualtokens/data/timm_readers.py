@@ -133,7 +133,7 @@ class TarShards(ImageStream):
         except (KeyError, ValueError) as error:
             raise UserError(f"{name} has no class number in its .cls") from error
         if not 0 <= label < len(self.classes):
-            raise UserError(f"{name} is of class {label}, but there are {len(self.classes)} classes")
+            raise UserError(f"{name} is of class {label}; expected 0 to {len(self.classes) - 1}")
         return Encoded(sample[key] if key else b"", label, name if key is None else f"{name}.{key}")
 
 

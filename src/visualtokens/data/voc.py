@@ -21,6 +21,7 @@ from visualtokens.data.annotations import (
     count_error,
     divide,
     files_by_name,
+    is_too_long,
     raise_first,
     read_bytes,
     read_lines,
@@ -310,6 +311,9 @@ def _listed(file: Path) -> list[str]:
     outside = next((name for name in names if not is_inside(name)), None)
     if outside is not None:
         raise UserError(f"{file}: {brief(outside)} lies outside the dataset")
+    long = next(filter(is_too_long, names), None)
+    if long is not None:
+        raise UserError(f"{file}: {brief(long)} is too long for the name of a file")
     if not names:
         raise UserError(f"{file} lists no images")
     return names

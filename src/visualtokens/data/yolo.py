@@ -24,6 +24,7 @@ from visualtokens.data.annotations import (
     divide,
     files_by_name,
     is_near,
+    is_too_long,
     names_of,
     raise_first,
     read_lines,
@@ -35,6 +36,7 @@ from visualtokens.data.base import SPLITS, Split, brief, check_class_count, chec
 from visualtokens.data.decode import BadAnnotation, read_image
 from visualtokens.data.detection import DetectionDataset, Objects
 from visualtokens.errors import UserError
+from visualtokens.progress import count as number_of
 from visualtokens.yaml_files import read_yaml
 
 IMAGES, LABELS, CLASSES = "images", "labels", "classes.txt"
@@ -293,7 +295,9 @@ def _class_names(content: Mapping[str, Any], file: Path) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) or is_int(name) for name in names):
         raise UserError(f"{file}: names is {brief(names)}; give a list of words, in quotes if necessary")
     if count is not None and count != len(names):
-        raise UserError(f"{file}: nc is {count}, but names has {len(names)} classes; make them agree")
+        raise UserError(
+            f"{file}: nc is {count}, but names has {number_of(len(names), 'class')}; make them agree"
+        )
     return check_names([str(name) for name in names], str(file))
 
 
@@ -346,7 +350,7 @@ def _locate(layout: _Layout, entry: str, split: str) -> Path:
     names += [below] if is_inside(below) and below != entry else []
     candidates = list(dict.fromkeys(root / name for root in layout.roots for name in names))
     for candidate in candidates:
-        if candidate.is_dir() or candidate.is_file():
+        if os.path.isdir(candidate) or os.path.isfile(candidate):
             return candidate
     if not names:
         raise UserError(
@@ -368,6 +372,8 @@ def _listed_images(layout: _Layout, listed: Path) -> list[Path]:
                 f"{listed}, line {number}: {brief(name)} lies outside {listed.parent}; "
                 "accept it with --data_args.allow_outside true"
             )
+        if is_too_long(name):
+            raise UserError(f"{listed}, line {number}: {brief(name)} is too long for the name of a file")
         files.append(listed.parent / name)
     return files
 

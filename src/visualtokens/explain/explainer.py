@@ -27,6 +27,7 @@ from visualtokens.explain.layers import (
 from visualtokens.explain.render import Box
 from visualtokens.grouping import Grouping, Tap, record_groupings
 from visualtokens.modes import eval_mode
+from visualtokens.progress import count as number_of
 
 MapSource = Literal["groups", "attention"]
 MIN_SIDE = 4  # pixels of the image inside the crop; a heat map over fewer is meaningless
@@ -161,11 +162,12 @@ def as_batch(model: nn.Module, x: Tensor) -> Tensor:
 
 def check_class(count: int, classes: Sequence[str] | None, **numbers: int | None) -> None:
     """Raise :class:`UserError` unless there are ``count`` class names and each given number is a class."""
+    known = number_of(count, "class")
     if classes is not None and len(classes) != count:
-        raise UserError(f"{len(classes)} class names for a model of {count} classes; give one for each")
+        raise UserError(f"{number_of(len(classes), 'class name')} for a model of {known}; give one for each")
     for name, number in numbers.items():
         if number is not None and not 0 <= number < count:
-            raise UserError(f"{name}={number}, but the model has {count} classes; give 0 to {count - 1}")
+            raise UserError(f"{name}={number}, but the model has {known}; give 0 to {count - 1}")
 
 
 def check_positive(**values: int) -> None:

@@ -283,7 +283,7 @@ def explain_folder(
     """
     gallery = Gallery(Path(folder).resolve().name)
     files = find_files(folder)
-    for path in track(files, "explain", unit="files", images=one_image, shown=progress):
+    for path in track(files, "explain", unit="file", images=one_image, shown=progress):
         if stop():
             gallery.not_reached = len(files) - gallery.files
             break

@@ -22,6 +22,7 @@ from visualtokens.data.folder import Walk
 from visualtokens.data.timm_readers import DAMAGE, MAX_FILE_BYTES, META_FILE
 from visualtokens.errors import UserError
 from visualtokens.files import one_line
+from visualtokens.progress import count
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ def find_images(
         if len(images) == before:
             logger.warning("%s", _nothing(given))
     if ignored:
-        logger.info("ignored %s that are not images by their extension", f"{ignored:,} files")
+        logger.info("ignored %s without the extension of an image", count(ignored, "file"))
     if len(images) == unmatched:
         raise UserError(f"no images to predict: {'; '.join(map(_nothing, inputs))}")
     return images

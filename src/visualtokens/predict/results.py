@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import math
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,7 @@ PART = re.compile(r"(\d{5,})-of-(\d{5,})\.jsonl")
 BEFORE = "before.jsonl"  # what the file held before a merge
 MAX_LINE = 2**26  # bytes; the line of an image with 100,000 classes has about 5 MB
 MAX_RUN = 2**20  # bytes of the settings
+ATTEMPTS, PAUSE = 20, 0.05  # to read settings that another process writes; seconds between two
 UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -115,6 +118,7 @@ class Results:
         if self.path.exists() and not run.exists() and not overwrite:
             raise UserError(f"{str(self.path)!r} exists; save elsewhere or replace it with --overwrite")
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not run.exists()
         descriptor = os.open(run, os.O_RDWR | os.O_CREAT, 0o666)
         stack.callback(os.close, descriptor)
         if overwrite:
@@ -123,19 +127,27 @@ class Results:
             self.path.unlink(missing_ok=True)
             if self.parts.is_dir():
                 remove_folder(self.parts)
-        while True:
+        for attempt in itertools.count(1):
             _lock(descriptor, exclusive=False)  # waits for a merge
             before = _read(descriptor)
             difference = self._difference(run, before)
             if difference is None:
-                return descriptor
-            if before and self._has_results():
+                break
+            if (before or not is_new) and self._has_results():
+                if before or attempt == ATTEMPTS:
+                    raise difference
+            elif _lock(descriptor, exclusive=True, wait=False):
+                if _read(descriptor) == before:
+                    os.ftruncate(descriptor, 0)
+                    os.write(descriptor, json.dumps(self._settings, indent=2).encode() + b"\n")
+                    os.fsync(descriptor)  # before there are any results
+                continue
+            elif before:
                 raise difference
-            if not _lock(descriptor, exclusive=True, wait=not before):
-                raise difference
-            if _read(descriptor) == before:
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, json.dumps(self._settings, indent=2).encode() + b"\n")
+            # An empty file may be one that another process has just created.
+            _unlock(descriptor)
+            time.sleep(PAUSE)
+        return descriptor
 
     def _has_results(self) -> bool:
         parts = self._part_files() if self.parts.is_dir() else []
@@ -147,7 +159,10 @@ class Results:
             before = json.loads(text)
             items = dict(before).items()
         except (ValueError, TypeError, RecursionError):
-            return UserError(f"{str(run)!r} is damaged; remove it or start again with --overwrite")
+            return UserError(
+                f"{str(run)!r} is {'damaged' if text else 'empty'}, so the options of {str(self.path)!r} are "
+                "unknown; save elsewhere, or start again with --overwrite"
+            )
         now = json.loads(json.dumps(self._settings))
         if before == now:
             return None
@@ -335,3 +350,9 @@ def _lock(descriptor: int, *, exclusive: bool, wait: bool = True) -> bool:
             raise
         logger.warning("cannot lock the results (%s); start no second process for the same images", error)
     return True
+
+
+def _unlock(descriptor: int) -> None:
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)

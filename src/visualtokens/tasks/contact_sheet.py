@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ from visualtokens.data.base import AnnotatedImages, ImageStream, Share
 from visualtokens.data.decode import BadImage, decode_image
 from visualtokens.data.detection import Objects
 from visualtokens.data.inspection import Splits, evenly_spread
-from visualtokens.data.segmentation import Mask
+from visualtokens.data.segmentation import Colour, Mask
+from visualtokens.progress import count
 from visualtokens.tables import printable
 from visualtokens.tasks.detect.detections import draw, truth
 from visualtokens.tasks.segment.pictures import overlay, palette
@@ -47,10 +48,19 @@ def contact_sheet(splits: Splits) -> Image.Image:
         wanted = COLUMNS * (TRAIN_ROWS if split == "train" else 1)
         tiles = [_tile(item, splits, shown) for item in itertools.islice(_readable(dataset, wanted), wanted)]
         for start in range(0, len(tiles), COLUMNS):
-            heading = f"{split}, {len(tiles)} of {len(dataset):,} images" if start == 0 else ""
+            heading = f"{split}, {len(tiles)} of {count(len(dataset), 'image')}" if start == 0 else ""
             rows.append((heading, tiles[start : start + COLUMNS]))
-    legend = [i for i in np.flatnonzero(shown[: len(splits.classes)]).tolist()][:MAX_LEGEND]
-    return _compose(rows, legend if splits.task == "segment" else [], splits.classes)
+    legend: dict[str, Colour] = {}
+    if splits.task == "segment":
+        colours = palette(len(splits.classes), _own_colours(splits)).tolist()
+        seen = np.flatnonzero(shown[: len(splits.classes)])[:MAX_LEGEND].tolist()
+        legend = {printable(splits.classes[i]): tuple(colours[i]) for i in seen}
+    return _compose(rows, legend)
+
+
+def _own_colours(splits: Splits) -> Sequence[Colour] | None:
+    """Return the colours of the classes that a segmentation dataset has itself."""
+    return getattr(splits.datasets["train"], "colours", None)
 
 
 def _readable(dataset: AnnotatedImages[Any], wanted: int) -> Iterator[tuple[str, Image.Image, Any]]:
@@ -79,16 +89,16 @@ def _tile(item: tuple[str, Image.Image, Any], splits: Splits, shown: np.ndarray)
     name = Path(path).name
     if splits.task == "segment":
         shown[np.unique(annotation)] = True
-        return _Tile(_with_mask(small, annotation, splits.classes), "", name)
+        return _Tile(_with_mask(small, annotation, splits), "", name)
     if splits.task == "detect":
-        count = f"{len(annotation)} object{'' if len(annotation) == 1 else 's'}"
-        return _Tile(_with_objects(small, annotation, image.size, splits.classes), count, name)
+        objects = count(len(annotation), "object")
+        return _Tile(_with_objects(small, annotation, image.size, splits.classes), objects, name)
     return _Tile(small, splits.classes[annotation], name)
 
 
-def _with_mask(image: Image.Image, mask: Mask, classes: list[str]) -> Image.Image:
-    resized = Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST)
-    return overlay(image, np.asarray(resized), classes=classes, legend=False)
+def _with_mask(image: Image.Image, mask: Mask, splits: Splits) -> Image.Image:
+    resized = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
+    return overlay(image, resized, classes=splits.classes, colours=_own_colours(splits), legend=False)
 
 
 def _with_objects(
@@ -108,14 +118,14 @@ def _with_objects(
 # Layout.
 
 
-def _compose(rows: list[tuple[str, list[_Tile]]], legend: list[int], classes: list[str]) -> Image.Image:
+def _compose(rows: list[tuple[str, list[_Tile]]], legend: Mapping[str, Colour]) -> Image.Image:
     font, line = ImageFont.load_default(FONT), FONT + 4
     width = COLUMNS * (TILE + MARGIN) + MARGIN
     heights = [
         (2 * line if heading else 0) + max(tile.picture.height for tile in tiles) + 2 * line + MARGIN
         for heading, tiles in rows
     ]
-    places, bottom = _legend_places([printable(classes[i]) for i in legend], font, width)
+    places, bottom = _legend_places(list(legend), font, width)
     sheet = Image.new("RGB", (width, MARGIN + sum(heights) + bottom), "white")
     pen = ImageDraw.Draw(sheet)
     y = MARGIN
@@ -127,18 +137,15 @@ def _compose(rows: list[tuple[str, list[_Tile]]], legend: list[int], classes: li
         for column, tile in enumerate(tiles):
             x = MARGIN + column * (TILE + MARGIN)
             sheet.paste(tile.picture, (x, top))
-            texts = [
-                (text, colour) for text, colour in ((tile.title, "black"), (tile.name, "#666666")) if text
-            ]
-            for i, (text, colour) in enumerate(texts):
+            texts = [(text, fill) for text, fill in ((tile.title, "black"), (tile.name, "#666666")) if text]
+            for i, (text, fill) in enumerate(texts):
                 place = (x, top + tile.picture.height + 2 + i * line)
-                pen.text(place, _shortened(printable(text), font), fill=colour, font=font)
+                pen.text(place, _shortened(printable(text), font), fill=fill, font=font)
         y += height
-    colours = palette(len(classes)) if legend else np.empty((0, 3), np.uint8)
-    for i, (left, top) in zip(legend, places, strict=True):
+    for (name, colour), (left, top) in zip(legend.items(), places, strict=True):
         box = (left, y + top, left + FONT, y + top + FONT)
-        pen.rectangle(box, fill=tuple(colours[i].tolist()), outline="black")
-        pen.text((left + FONT + 6, y + top - 1), printable(classes[i]), fill="black", font=font)
+        pen.rectangle(box, fill=colour, outline="black")
+        pen.text((left + FONT + 6, y + top - 1), name, fill="black", font=font)
     return sheet
 
 

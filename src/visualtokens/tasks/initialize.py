@@ -16,6 +16,7 @@ from visualtokens.errors import UserError
 from visualtokens.files import CONFIG, WEIGHTS, one_line, read_json
 from visualtokens.models.released import find_layout, rename
 from visualtokens.models.released_names import FAMILIES
+from visualtokens.progress import count as number_of
 from visualtokens.tables import printable
 from visualtokens.tasks.hub import HUB, LOCAL, download, pretrained_model
 from visualtokens.tasks.options import TaskOptions
@@ -25,6 +26,7 @@ from visualtokens.tasks.timm_models import (
     PREPROCESSING,
     Backbone,
     adapted_model,
+    build_model,
     flat,
     head_prefixes,
 )
@@ -128,9 +130,7 @@ def _described(
         origin,
         weights,
         task=task,
-        classes=None
-        if not names
-        else [str(n) for n in (names.values() if isinstance(names, dict) else names)],
+        classes=[str(name) for name in names] if names else None,
         cfg={name: stored[name] for name in PREPROCESSING if stored.get(name) is not None},
         model_args=_released_args(config, model),
     )
@@ -192,7 +192,7 @@ def initialize_classifier(
     expected, head = model.state_dict(), head_prefixes(model)
     weights: Mapping[str, Tensor] = initial.weights or {}
     if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in expected.items()}:
-        weights = _as_classifier(initial, name, model_args)
+        weights = _as_classifier(initial, name, model_args, cfg=initial.cfg)
     count = _rows(weights, head)
     if initial.classes is None and count == len(classes):
         kept, note = True, "their classifier is kept: it has as many classes as the data"
@@ -209,7 +209,7 @@ def initialize_classifier(
 def _new_head(count: int, wanted: int) -> str:
     if not count:
         return "they have no classifier: it starts from random weights"
-    others = "other classes" if count == wanted else f"{count} classes instead of {wanted}"
+    others = "other classes" if count == wanted else f"{number_of(count, 'class')} instead of {wanted}"
     return f"their classifier is for {others}: a new one starts from random weights"
 
 
@@ -219,27 +219,28 @@ def _rows(weights: Mapping[str, Tensor], head: Sequence[str]) -> int:
     return 0 if weight is None or not weight.ndim else len(weight)
 
 
-def _as_classifier(initial: Initial, name: str, model_args: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Return the weights as those of a classifier with their own classes and these ``model_args``."""
+def _as_classifier(
+    initial: Initial, name: str, model_args: Mapping[str, Any], *, cfg: Mapping[str, Any] | None = None
+) -> Mapping[str, Tensor]:
+    """Return the weights as those of a classifier with their own classes and these ``model_args``.
+
+    ``cfg`` is that of :func:`build_model`.
+    """
     if initial.weights is None:
         model = pretrained_model(name, origin=initial.origin, instead="--init FOLDER", model_args=model_args)
         return model.state_dict()
-    count = _rows(initial.weights, head_prefixes(_without_values(name, model_args)))
-    own = {**model_args, "num_classes": count}
-    integers = {n: w for n, w in initial.weights.items() if not w.is_floating_point()}
-    expected = _without_values(name, own).state_dict()
+    with torch.device("meta"):  # no values are needed
+        count = _rows(initial.weights, head_prefixes(timm.create_model(name, **model_args)))
+        expected = build_model(name, classes=count, model_args=model_args, cfg=cfg).state_dict()
+    integers = [n for n, w in initial.weights.items() if not w.is_floating_point()]
     if any(n in expected and expected[n].is_floating_point() for n in integers):
         _require_fit(initial.weights, expected, initial.origin, name)
     try:
-        return adapted_model(name, weights=initial.weights, classes=count, model_args=model_args).state_dict()
+        model = adapted_model(name, weights=initial.weights, classes=count, model_args=model_args, cfg=cfg)
     except BUILD_ERRORS as error:
         _require_fit(initial.weights, expected, initial.origin, name)
         raise UserError(f"{initial.origin} do not fit {name!r}: {one_line(error)}") from error
-
-
-def _without_values(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    with torch.device("meta"):
-        return timm.create_model(name, **arguments)
+    return model.state_dict()
 
 
 def initialize_dense(

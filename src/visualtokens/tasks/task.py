@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from visualtokens.data import BadImage, Share, Split
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import CONFIG, WEIGHTS, load_weights, read_config, read_weights
+from visualtokens.progress import count as number_of
 from visualtokens.tasks.freeze import freeze
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.schema import (
@@ -140,7 +141,7 @@ class Task(ABC):
         count, names = config["num_classes"], config.get("label_names", range(config["num_classes"]))
         classes = [str(name) for name in (names.values() if isinstance(names, dict) else names)]
         if len(classes) != count:
-            raise UserError(f"it names {len(classes)} classes for a model of {count}")
+            raise UserError(f"it names {number_of(len(classes), 'class')} for a model of {count}")
         return config["architecture"], classes, dict(config.get("model_args", {}))
 
 
@@ -351,7 +352,7 @@ def require_classes(data: str, found: Sequence[str], checkpoint: str, known: Seq
 
 
 def _brief(classes: Sequence[str]) -> str:
-    return f"{len(classes)} classes ({_names(classes)})"
+    return f"{number_of(len(classes), 'class')} ({_names(classes)})"
 
 
 def _names(classes: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from visualtokens.data import ImageDataset, ImageStream
+from visualtokens.progress import count as number_of
 from visualtokens.tasks.task import Training
 
 Fingerprint = dict[str, Any]
@@ -50,7 +51,7 @@ def difference(now: Fingerprint, before: Fingerprint) -> str | None:
     for split in ("train", "val"):
         a, b = now[split], before[split]
         if a["images"] != b["images"]:
-            return f"{split} has {a['images']} images instead of {b['images']}"
+            return f"{split} has {number_of(a['images'], 'image')} instead of {b['images']:,}"
         for what, words in (("names", "files"), ("labels", "labels")):
             if a[what] != b[what]:
                 return f"{split} has other {words}"
@@ -58,10 +59,11 @@ def difference(now: Fingerprint, before: Fingerprint) -> str | None:
 
 
 def _other_classes(now: Sequence[str], before: Sequence[str]) -> str:
-    count = f"{len(now)} classes instead of {len(before)}" if len(now) != len(before) else "other classes"
+    same = len(now) == len(before)
+    changed = "other classes" if same else f"{number_of(len(now), 'class')} instead of {len(before)}"
     new, missing = sorted(set(now) - set(before)), sorted(set(before) - set(now))
     shown = [f"{_brief(names)} {word}" for names, word in ((new, "new"), (missing, "missing")) if names]
-    return f"{count}: {', '.join(shown) or 'in another order'}"
+    return f"{changed}: {', '.join(shown) or 'in another order'}"
 
 
 def _brief(names: Sequence[str]) -> str:

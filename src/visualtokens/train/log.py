@@ -32,7 +32,7 @@ def log_header(config: TrainConfig, training: Training[Any], device: torch.devic
     train_images, val_images = training.images
     rows = {
         "model": f"{named}, {parameters(training.model)}, input {size}",
-        "task": f"{config.task}, {count(len(training.classes), 'class', 'classes')}",
+        "task": f"{config.task}, {count(len(training.classes), 'class')}",
         "data": f"{config.data}, {train_images:,} training and {val_images:,} validation images",
         "device": hardware(device, processes=processes, workers=config.workers),
         "seed": str(config.seed),

@@ -235,7 +235,7 @@ class Run:
                 total=len(self.train_loader),
                 done=self.stats.steps,
                 later=(self.config.epochs - self.epoch - 1) * len(self.train_loader),
-                unit="steps",
+                unit="step",
                 shown=self.progress,
             ),
             after_step=self._after_step,

@@ -18,6 +18,7 @@ from visualtokens.data.decode import EXTENSIONS
 from visualtokens.data.folder import Walk
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import one_line
+from visualtokens.progress import count as number_of
 from visualtokens.progress import one_image, track
 from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.reduction import reduce, restore
@@ -108,7 +109,7 @@ def sample_images(
         dataset = with_classes(dataset, classes)
     wanted = min(limit or len(dataset), len(dataset))
     images, labels, bad = [], [], []
-    for i in track(range(wanted), "read", unit="images", images=one_image):
+    for i in track(range(wanted), "read", unit="image", images=one_image):
         try:
             image, label = dataset[i * len(dataset) // wanted]
         except BadImage as error:
@@ -117,7 +118,7 @@ def sample_images(
         images.append(preprocess(image))
         labels.append(label)
     if not images:
-        raise UserError(f"none of the {wanted} images of --data could be read; the first: {bad[0]}")
+        raise UserError(f"{number_of(wanted, 'image')} of --data could not be read; the first: {bad[0]}")
     # Only the number of classes of a timm model is known.
     same = dataset.classes == classes if classes is not None else len(dataset.classes) == count
     return torch.stack(images), torch.tensor(labels) if same else None, bad

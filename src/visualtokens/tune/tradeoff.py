@@ -17,7 +17,7 @@ from visualtokens.bench.comparison import align
 from visualtokens.errors import UserError
 from visualtokens.files import write_atomically
 from visualtokens.modes import eval_mode
-from visualtokens.progress import track
+from visualtokens.progress import count, track
 from visualtokens.reduce.encoder import first_tensor
 from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.methods import DEFAULT_METHOD
@@ -65,7 +65,7 @@ class Tradeoff:
         m, (height, width) = self.machine, self.size
         header = ("schedule", "tokens", "GMACs", "images/s", "peak MB", "speed", self.quality or "")
         lines = [
-            f"{m['cpu']}, {m['cores']} cores, {m['threads']} threads, torch {m['torch']}",
+            f"{m['cpu']}, {count(m['cores'], 'core')}, {count(m['threads'], 'thread')}, torch {m['torch']}",
             f"{self.method}, {self.batch} images of {height}×{width}, forward, eager",
             "",
             *align([header, *map(_cells, self.rows)]),
@@ -163,7 +163,7 @@ def _evaluate(
     """The kind of quality and its value for each model; the first is the full model."""
     if images is None:
         return None, [None] * len(models)
-    tracked = track(models, "evaluate", unit="schedules", images=lambda _: len(images))
+    tracked = track(models, "evaluate", unit="schedule", images=lambda _: len(images))
     outputs = (_outputs(model, images, batch=batch) for model in tracked)
     if labels is not None:
         return "accuracy", [(out.argmax(1) == labels).float().mean().item() for out in outputs]
@@ -227,7 +227,7 @@ def _plot(found: Tradeoff, path: Path) -> Path:
         _panel(left, cost, quality, found, xlabel=costs, ylabel=f"{found.quality}, %")
         _panel(right, speed, quality, found, xlabel=speeds, ylabel="")
         left.set(ylim=left.get_ylim(), yticks=[tick for tick in left.get_yticks() if tick <= 100])
-    threads = f"{found.machine['threads']} thread{'s' * (found.machine['threads'] != 1)}"
+    threads = count(found.machine["threads"], "thread")
     figure.suptitle(
         f"{found.method}, images of {found.size[0]}×{found.size[1]}; "
         f"speed in batches of {found.batch}, {threads}"

@@ -82,7 +82,7 @@ def test_no_gradient_is_recorded() -> None:
 
 
 def test_no_readable_image_is_an_error() -> None:
-    with pytest.raises(UserError, match="none of the 3 images could be read"):
+    with pytest.raises(UserError, match="nothing to evaluate: 3 images could not be read"):
         evaluate(Echo(), make_batches([0], bad={0: 3}), classes=CLASSES)
 
 

@@ -81,7 +81,7 @@ def test_detector_without_masks_has_no_mask_metrics() -> None:
 
 def test_no_readable_image_is_an_error() -> None:
     batch = DetectionBatch((), (), torch.zeros(0, dtype=torch.int64), (BadImage("a", "broken"),))
-    with pytest.raises(UserError, match="none of the 1 images could be read"):
+    with pytest.raises(UserError, match="nothing to evaluate: 1 image could not be read"):
         evaluate(Oracle(), [batch], classes=10, progress=False)
 
 

@@ -134,11 +134,11 @@ def test_training_flag_is_restored() -> None:
 
 
 def test_nothing_to_evaluate() -> None:
-    with pytest.raises(UserError, match="none of the 3 images could be read"):
+    with pytest.raises(UserError, match="nothing to evaluate: 3 images could not be read"):
         evaluate(Echo(), [make_batch([], bad=3)], classes=NAMES, progress=False)
     blank = make_batch([(3, 3)])
     blank.masks[:] = 255
-    with pytest.raises(UserError, match="no pixel of the 1 masks has a class"):
+    with pytest.raises(UserError, match="no pixel of 1 mask has a class"):
         evaluate(Echo(), [blank], classes=NAMES, progress=False)
 
 

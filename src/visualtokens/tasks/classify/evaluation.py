@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from visualtokens.data import BadImage, Batch, Preprocess
 from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
-from visualtokens.progress import track
+from visualtokens.progress import count, track
 from visualtokens.tables import printable, table
 from visualtokens.tasks.task import Prediction, sum_over_processes
 
@@ -107,7 +107,7 @@ def evaluate(
     counts = sum_over_processes(confusion.confmat.cpu().clone())  # (classes, classes)
     images = int(counts.sum())
     if images == 0:
-        raise UserError(f"nothing to evaluate: none of the {len(unreadable)} images could be read")
+        raise UserError(f"nothing to evaluate: {count(len(unreadable), 'image')} could not be read")
     return ClassifyEvaluation(
         accuracy=int(counts.diagonal().sum()) / images,
         loss=sum_over_processes(torch.tensor(loss_sum, dtype=torch.float64)).item() / images,

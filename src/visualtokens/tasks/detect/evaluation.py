@@ -17,7 +17,7 @@ from visualtokens.data.decode import BadImage
 from visualtokens.data.detection import DetectionBatch, Objects, to_floats
 from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
-from visualtokens.progress import track
+from visualtokens.progress import count, track
 from visualtokens.tables import table
 from visualtokens.tasks.detect.detections import Detections, from_detector
 
@@ -106,7 +106,7 @@ def evaluate(
             masks |= _compare(model, batch, comparison)
     comparison, masks = _over_processes(comparison, masks)
     if not comparison.images:
-        raise UserError(f"nothing to evaluate: none of the {len(unreadable)} images could be read")
+        raise UserError(f"nothing to evaluate: {count(len(unreadable), 'image')} could not be read")
     return Evaluation(
         boxes=comparison.precision("bbox", classes=classes),
         masks=comparison.precision("segm", classes=classes) if masks else None,
@@ -173,7 +173,7 @@ class Comparison:
         """Return the average precision of boxes or masks, by faster-coco-eval."""
         if not self.objects:
             raise UserError(
-                f"average precision is not defined: none of the {len(self.images)} images has an object on it"
+                f"average precision is not defined: no objects on {count(len(self.images), 'image')}"
             )
         masks_library()  # names the extra if the library is missing
         from faster_coco_eval import COCO, COCOeval_faster

@@ -15,7 +15,7 @@ from visualtokens.data import BadImage
 from visualtokens.data.segmentation import IGNORE, SegmentBatch, mirrored_classes
 from visualtokens.errors import UserError, unknown
 from visualtokens.modes import eval_mode
-from visualtokens.progress import track
+from visualtokens.progress import count, track
 from visualtokens.tables import table
 from visualtokens.tasks.segment.inference import Inference, probabilities
 from visualtokens.tasks.task import sum_over_processes
@@ -181,10 +181,10 @@ def evaluate(
             sums.add(batch)
     counts, loss, images = sums.over_processes()
     if images == 0:
-        raise UserError(f"nothing to evaluate: none of the {len(unreadable)} images could be read")
+        raise UserError(f"nothing to evaluate: {count(len(unreadable), 'image')} could not be read")
     pixels = int(counts.sum())
     if pixels == 0:
-        raise UserError(f"nothing to evaluate: no pixel of the {images} masks has a class")
+        raise UserError(f"nothing to evaluate: no pixel of {count(images, 'mask')} has a class")
     return SegmentEvaluation(counts, loss / pixels, images, tuple(unreadable))
 
 
