@@ -72,14 +72,18 @@ def read_json_value(path: Path) -> Any:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
     if len(content) > MAX_JSON:
         raise UserError(f"{path} is larger than {MAX_JSON >> 20} MB; a configuration has a few kilobytes")
+    return parse_json(content, str(path))
+
+
+def parse_json(content: str | bytes, name: str) -> Any:
+    """Return the JSON value in a text; ``name`` stands for it in errors."""
     try:
-        document = json.loads(
-            content.decode("utf-8"), object_pairs_hook=_unique_names, parse_constant=_not_a_number
-        )
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        document = json.loads(text, object_pairs_hook=_unique_names, parse_constant=_not_a_number)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {one_line(error)}") from error
+        raise UserError(f"{name} is not JSON: {one_line(error)}") from error
     if _nesting(document) > MAX_NESTING:
-        raise UserError(f"{path} has more than {MAX_NESTING} lists and objects within each other")
+        raise UserError(f"{name} has more than {MAX_NESTING} lists and objects within each other")
     return document
 
 

@@ -20,6 +20,7 @@ VERBS = {
     "eval": "Evaluate a checkpoint on a dataset.",
     "predict": "Print, save or draw what a checkpoint predicts for your images.",
     "explain": "Show which regions of an image determine a checkpoint's prediction.",
+    "export": "Write a model as an ONNX file, an exported program or an AOTInductor package.",
     "models": "List the models of this library with their sizes.",
     "data": "Check a dataset before training: splits, classes, sizes and bad files.",
     "bench": "Compare the speed and memory of models on this machine.",

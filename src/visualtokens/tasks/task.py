@@ -95,6 +95,10 @@ class Task(ABC):
             f"a checkpoint of task {self.name!r} cannot be explained yet; give one of a classifier"
         )
 
+    def export_module(self, checkpoint: Checkpoint) -> nn.Module:
+        """Return the module from images ``(B, 3, H, W)`` to one tensor that an exported file holds."""
+        return checkpoint.model
+
     def input_size(self, model: nn.Module, preprocess: Any) -> str:
         """Return the size of the images that the model sees as text."""
         size = getattr(preprocess, "size", None)
