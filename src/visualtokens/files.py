@@ -19,8 +19,6 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from safetensors import SafetensorError
-
 from visualtokens.errors import UserError
 
 if TYPE_CHECKING:  # torch is imported where it is used: the help of the command line imports this module
@@ -122,9 +120,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return read_tensors(folder / WEIGHTS)
 
 
-# What torch and safetensors raise for a file that is damaged or not theirs.
+# What torch raises for a file that is damaged or not its own.
 _DAMAGED: tuple[type[Exception], ...] = (
-    *(OSError, SafetensorError, RuntimeError, EOFError, struct.error, MemoryError, LookupError),
+    *(OSError, RuntimeError, EOFError, struct.error, MemoryError, LookupError),
     *(TypeError, ValueError, AttributeError, AssertionError, ArithmeticError),
 )
 
@@ -132,6 +130,7 @@ _DAMAGED: tuple[type[Exception], ...] = (
 def read_tensors(path: Path) -> dict[str, Any]:
     """Return the content of a .safetensors file, or of a .pth file of tensors. Runs no pickled code."""
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
@@ -144,7 +143,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
             f"{path} holds more than tensors, and pickled code is never run; "
             "where the file was made, save the state dict alone: torch.save(model.state_dict(), FILE)"
         ) from error
-    except _DAMAGED as error:
+    except (SafetensorError, *_DAMAGED) as error:
         raise UserError(f"{path} is damaged: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}; give a file of a state dict")
@@ -335,6 +334,8 @@ def saving(folder: Path, fallback: str) -> Iterator[None]:
 
     ``fallback`` states what is still intact.
     """
+    from safetensors import SafetensorError
+
     try:
         yield
     # torch reports a full disk as RuntimeError, safetensors as SafetensorError.

@@ -38,8 +38,8 @@ class ExportConfig:
     """Output file: model.onnx or model.pt2."""
 
     format: Literal["onnx", "pt2", "aoti"] | None = None
-    """Format: onnx, pt2 (an exported program of torch) or aoti (compiled for this machine); by default that of
-    the ending of --out."""
+    """Format: onnx, pt2 (an exported program of torch) or aoti (compiled for this machine); by default that
+    of the ending of --out."""
 
     dynamic: str = "batch"
     """Axes of the input that may vary: batch, 'batch,size', size or none."""

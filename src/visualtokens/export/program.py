@@ -209,9 +209,7 @@ _CAPTURE_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-def capture(
-    served: Served, size: tuple[int, int], *, dynamic: Sequence[str], onnx: bool
-) -> tuple[Any, int]:
+def capture(served: Served, size: tuple[int, int], *, dynamic: Sequence[str], onnx: bool) -> tuple[Any, int]:
     """Return the program of the model, and the number that heights and widths must be multiples of.
 
     The program is a ``torch.export.ExportedProgram``, or an ONNX program.
@@ -220,10 +218,11 @@ def capture(
     for multiple in MULTIPLES if "size" in dynamic else MULTIPLES[:1]:
         height, width = example_size(size, multiple) if "size" in dynamic else size
         pixels = served.statistics is not None
+        count = 2 if "batch" in dynamic else 1
         example = (
-            torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8)
+            torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8)
             if pixels
-            else torch.randn(2, 3, height, width)
+            else torch.randn(count, 3, height, width)
         )
         shapes = _dynamic_shapes(dynamic, multiple, first_side=1 if pixels else 2)
         try:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from visualtokens.errors import UserError
 from visualtokens.export.metadata import KEY, Metadata, parse_metadata
 from visualtokens.files import one_line
+from visualtokens.tasks.exported import ExportedTask, exported_task
 
 INSTALL = "pip install onnxruntime"
 MAX_BYTES = 2**31  # of a protobuf message
@@ -20,6 +21,8 @@ MAX_BYTES = 2**31  # of a protobuf message
 
 class OnnxModel:
     """An ONNX file that :func:`visualtokens.export` wrote, as a function from arrays to an array."""
+
+    task: ExportedTask
 
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
         self.path = Path(path)
@@ -31,14 +34,26 @@ class OnnxModel:
                 "write it with `vtok export`"
             )
         self.input, self.output = inputs[0].name, outputs[0].name
+        self.classes, self.described = self.metadata.classes, vars(self.metadata)
 
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
         """Return the model's output for a batch of images."""
         try:
             (found,) = self.session.run([self.output], {self.input: images})
-        except Exception as error:  # noqa: BLE001 - onnxruntime has no public base class of its errors
+        except Exception as error:
             raise UserError(f"{self.path} cannot be run: {one_line(error)}") from error
         return found
+
+
+def open_model(path: str | Path) -> OnnxModel:
+    """Return an ONNX file of unknown origin with its ``task``, ready to predict."""
+    model = OnnxModel(path)
+    try:
+        model.task = exported_task(model.metadata.task)
+        model.task.check(model)
+    except UserError as error:
+        raise UserError(f"{model.path}: {error}") from error
+    return model
 
 
 def open_session(path: Path, *, threads: int | None = None) -> tuple[Any, Metadata]:
@@ -55,7 +70,7 @@ def open_session(path: Path, *, threads: int | None = None) -> tuple[Any, Metada
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         described = session.get_modelmeta().custom_metadata_map
-    except Exception as error:  # noqa: BLE001 - onnxruntime has no public base class of its errors
+    except Exception as error:
         raise UserError(f"{path} is damaged or not an ONNX file: {one_line(error)}") from error
     if KEY not in described:
         raise UserError(f"{path} does not name its classes and preprocessing; write it with `vtok export`")
@@ -89,7 +104,7 @@ MAX_DEPTH = 64  # of messages within each other
 
 
 def check_onnx(path: Path) -> None:
-    """Raise :class:`UserError` for a file that is no ONNX message, or that names a file outside its folder."""
+    """Raise :class:`UserError` for a file that is not ONNX, or that names weights outside its folder."""
     size = path.stat().st_size
     if not 0 < size < MAX_BYTES:
         raise UserError(f"{path} is damaged or not an ONNX file: it has {size:,} bytes")
