@@ -19,7 +19,7 @@ SOURCE = Path(visualtokens.__file__).parent
 
 # Which parts (folders or files of the package) each part may import, besides the common ones.
 COMMON = {"callable_package", "errors", "files", "grouping", "lazy", "modes", "progress", "tables"}
-COMMON |= {"yaml_files"}
+COMMON |= {"processes", "yaml_files"}
 MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "layers": {"ops"},
