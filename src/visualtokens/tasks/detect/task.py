@@ -89,7 +89,7 @@ class Detect(Task):
 
     def export_module(self, checkpoint: Checkpoint) -> nn.Module:
         raise UserError(
-            f"a {checkpoint.config['architecture']} cannot be exported: torch captures no program in which the "
+            f"a {checkpoint.config['architecture']} cannot be exported: torch captures no program where the "
             "number of boxes depends on the image; use the checkpoint itself: vtok predict --checkpoint"
         )
 
