@@ -4,9 +4,9 @@
 
 A row is one model at its own size, with a dynamic batch, or at another, non-square size, with dynamic batch
 and size. Its files are written and compared with the model by ``visualtokens.export``; then the model, the
-compiled model and the files take turns in one interleaved run (``visualtokens.bench.interleave``), which needs
-a quiet machine. A refused export keeps its reason. Rows are saved one by one in results/export.json, and the
-same command continues; docs/export_table.md is written at the end from all rows.
+compiled model and the files take turns in one interleaved run, which needs a quiet machine. A refused export
+keeps its reason. Rows are saved one by one in results/export.json, and the same command continues;
+docs/export_table.md is written at the end from all rows.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import fnmatch
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import timm
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ def measure(make: Callable[[], nn.Module], size: str, arguments: argparse.Namesp
     dynamic = ("batch",) if size == "own" else ("batch", "size")
     row: dict[str, Any] = {"size": [height, width], "formats": {}}
     candidates: dict[str, Callable[[], object]] = {}
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         for format in arguments.formats:
             path = Path(folder, f"{format}{'.onnx' if format == 'onnx' else '.pt2'}")
             try:
@@ -83,9 +83,9 @@ def measure(make: Callable[[], nn.Module], size: str, arguments: argparse.Namesp
             candidates = {"eager": lambda: model(images), "compiled": lambda: compiled(images)} | candidates
             timings = interleave(candidates, rounds=ROUNDS)
             row["images_per_second"] = {
-                name: arguments.batch / float(np.median(timings.seconds[name])) for name in candidates
+                name: asdict(timings.rate(name, arguments.batch)) for name in candidates
             }
-            row["noisy"] = timings.noisy
+            row["quiet"] = timings.quiet
     return row
 
 
@@ -105,10 +105,10 @@ def table(rows: dict[str, Any]) -> str:
     lines = [
         "# Exported models",
         "",
-        "Every registered model and every reduction method (on DeiT-S with the schedule `deit_small/3`) in every "
-        "format, written by `python benchmarks/export_table.py`. The difference is the largest between the "
-        "answers of the file and of the model, in float32. The second row of a model has dynamic height and "
-        "width. Images/s are medians of one interleaved run; — was not measured.",
+        "Every registered model and every reduction method (on DeiT-S with the schedule `deit_small/3`) in "
+        "every format, written by `python benchmarks/export_table.py`. The difference is the largest between "
+        "the answers of the file and of the model, in float32. The second row of a model has dynamic height "
+        "and width. Images/s are medians of one interleaved run; — was not measured.",
         "",
         "| model | size | format | difference | MB | images/s | eager | compiled |",
         "|---|---|---|---|---|---|---|---|",
@@ -118,8 +118,8 @@ def table(rows: dict[str, Any]) -> str:
         shown = "×".join(map(str, row["size"]))
         speeds = row.get("images_per_second", {})
 
-        def speed(kind: str, speeds: dict[str, float] = speeds) -> str:
-            return f"{speeds[kind]:.3g}" if kind in speeds else "—"
+        def speed(kind: str, speeds: dict[str, Any] = speeds) -> str:
+            return f"{speeds[kind]['median']:.3g}" if kind in speeds else "—"
 
         for format, cell in row["formats"].items():
             if "refused" in cell:
