@@ -133,6 +133,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    damaged: tuple[type[Exception], ...] = (SafetensorError, *_DAMAGED)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -143,7 +144,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
             f"{path} holds more than tensors, and pickled code is never run; "
             "where the file was made, save the state dict alone: torch.save(model.state_dict(), FILE)"
         ) from error
-    except (SafetensorError, *_DAMAGED) as error:
+    except damaged as error:
         raise UserError(f"{path} is damaged: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}; give a file of a state dict")

@@ -188,7 +188,7 @@ def test_damaged_archives_have_no_metadata(tmp_path: Path) -> None:
     content = path.read_bytes()
     for length in (0, 10, len(content) // 2, len(content) - 30):
         path.write_bytes(content[:length])
-        with pytest.raises(UserError, match=r"is not a .pt2 archive"):
+        with pytest.raises(UserError, match=r"is not a \.pt2 archive|has no extra"):
             read_metadata(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model/extra/other.json", "{}")

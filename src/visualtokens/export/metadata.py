@@ -51,8 +51,8 @@ def parse_metadata(text: str | bytes, file: Path) -> Metadata:
     if not isinstance(document, dict):
         raise UserError(f"{file}: its metadata do not hold a JSON object")
     if document.get("version") != VERSION:
-        found = repr(document.get("version"))[:20]
-        raise UserError(f"{file}: its metadata have version {found}, this library reads {VERSION}")
+        other = repr(document.get("version"))[:20]
+        raise UserError(f"{file}: its metadata have version {other}, this library reads {VERSION}")
     try:
         found = as_dataclass(Metadata, document)
     except (TypeError, ValueError) as error:

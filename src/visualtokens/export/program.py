@@ -172,6 +172,9 @@ def _statistics(preprocess: Any) -> tuple[Sequence[float], Sequence[float]]:
 class Served(nn.Module):
     """A model as a file holds it: float32 in and out, with the normalisation and float16 inside if wanted."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self, model: nn.Module, *, half: bool, statistics: tuple[Sequence[float], Sequence[float]] | None
     ) -> None:
