@@ -31,10 +31,11 @@ from torch.nn import functional as F
 
 from visualtokens.bench import machine
 from visualtokens.data import Batch
+from visualtokens.processes import Stop
 from visualtokens.progress import Progress
 from visualtokens.tasks.timm_models import build_model
 from visualtokens.train import TrainConfig
-from visualtokens.train.distributed import Stop, Team
+from visualtokens.train.distributed import Team
 from visualtokens.train.epoch import EpochStats, train_epoch
 from visualtokens.train.run import Run
 from visualtokens.train.step import StepResult, create_optimizer

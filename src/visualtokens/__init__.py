@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from visualtokens.checkpoint import load
     from visualtokens.converters import Converted, convert
     from visualtokens.explain import Explanation, explain
+    from visualtokens.export import export
     from visualtokens.grouping import Grouping, Tap, record_groupings
     from visualtokens.hub import push_to_hub
     from visualtokens.models import add_vt_stage, create_model, list_models
@@ -30,6 +31,7 @@ __all__ = [
     "create_model",
     "detect",
     "explain",
+    "export",
     "fuse",
     "list_models",
     "load",
@@ -58,6 +60,7 @@ __getattr__, __dir__ = lazy_names(
         "create_model": "visualtokens.models:",
         "detect": "visualtokens.tasks.detect",
         "explain": "visualtokens.explain",
+        "export": "visualtokens.export",
         "fuse": "visualtokens.surgery:",
         "list_models": "visualtokens.models:",
         "load": "visualtokens.checkpoint:",

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from safetensors import SafetensorError
-
 from visualtokens.errors import UserError
 
 if TYPE_CHECKING:  # torch is imported where it is used: the help of the command line imports this module
@@ -72,14 +70,18 @@ def read_json_value(path: Path) -> Any:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
     if len(content) > MAX_JSON:
         raise UserError(f"{path} is larger than {MAX_JSON >> 20} MB; a configuration has a few kilobytes")
+    return parse_json(content, str(path))
+
+
+def parse_json(content: str | bytes, name: str) -> Any:
+    """Return the JSON value in a text; ``name`` stands for it in errors."""
     try:
-        document = json.loads(
-            content.decode("utf-8"), object_pairs_hook=_unique_names, parse_constant=_not_a_number
-        )
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        document = json.loads(text, object_pairs_hook=_unique_names, parse_constant=_not_a_number)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {one_line(error)}") from error
+        raise UserError(f"{name} is not JSON: {one_line(error)}") from error
     if _nesting(document) > MAX_NESTING:
-        raise UserError(f"{path} has more than {MAX_NESTING} lists and objects within each other")
+        raise UserError(f"{name} has more than {MAX_NESTING} lists and objects within each other")
     return document
 
 
@@ -118,9 +120,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return read_tensors(folder / WEIGHTS)
 
 
-# What torch and safetensors raise for a file that is damaged or not theirs.
+# What torch raises for a file that is damaged or not its own.
 _DAMAGED: tuple[type[Exception], ...] = (
-    *(OSError, SafetensorError, RuntimeError, EOFError, struct.error, MemoryError, LookupError),
+    *(OSError, RuntimeError, EOFError, struct.error, MemoryError, LookupError),
     *(TypeError, ValueError, AttributeError, AssertionError, ArithmeticError),
 )
 
@@ -128,8 +130,10 @@ _DAMAGED: tuple[type[Exception], ...] = (
 def read_tensors(path: Path) -> dict[str, Any]:
     """Return the content of a .safetensors file, or of a .pth file of tensors. Runs no pickled code."""
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    damaged: tuple[type[Exception], ...] = (SafetensorError, *_DAMAGED)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -140,7 +144,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
             f"{path} holds more than tensors, and pickled code is never run; "
             "where the file was made, save the state dict alone: torch.save(model.state_dict(), FILE)"
         ) from error
-    except _DAMAGED as error:
+    except damaged as error:
         raise UserError(f"{path} is damaged: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}; give a file of a state dict")
@@ -331,6 +335,8 @@ def saving(folder: Path, fallback: str) -> Iterator[None]:
 
     ``fallback`` states what is still intact.
     """
+    from safetensors import SafetensorError
+
     try:
         yield
     # torch reports a full disk as RuntimeError, safetensors as SafetensorError.

@@ -6,6 +6,7 @@ The lines are log records of this module, so a program that imports the library 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -63,7 +64,7 @@ class Progress:
         self._clock = clock
         self._began = self._line = clock()
         self._bar: Any = None
-        draws = on_terminal() if shown is None else shown
+        draws = on_terminal() and importlib.util.find_spec("tqdm") is not None if shown is None else shown
         self._logs = shown is None and not draws
         if draws:
             from tqdm import tqdm

@@ -70,7 +70,7 @@ def test_interrupted_training_leaves_a_usable_checkpoint(vtok: Vtok, data: str, 
 def test_second_signal_ends_the_process() -> None:
     code = (
         "import os, signal, time\n"
-        "from visualtokens.train.distributed import catch_signals\n"
+        "from visualtokens.processes import catch_signals\n"
         "with catch_signals() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('asked', bool(stop), flush=True)\n"

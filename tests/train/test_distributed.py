@@ -20,8 +20,9 @@ from tests.train.ranks import run_ranks
 from tests.train.test_run import make_folder
 from visualtokens.data import Share
 from visualtokens.errors import UserError
+from visualtokens.processes import SIGNALS, Stop, catch_signals
 from visualtokens.train import TrainConfig, train
-from visualtokens.train.distributed import SIGNALS, Stop, Team, catch_signals, join_team, local_device
+from visualtokens.train.distributed import Team, join_team, local_device
 
 # Adam turns a gradient that is zero but for rounding into a step of full length; SGD does not.
 SGD: dict[str, Any] = dict(

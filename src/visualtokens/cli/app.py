@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ VERBS = {
     "eval": "Evaluate a checkpoint on a dataset.",
     "predict": "Print, save or draw what a checkpoint predicts for your images.",
     "explain": "Show which regions of an image determine a checkpoint's prediction.",
+    "export": "Write a model as an ONNX file, an exported program or an AOTInductor package.",
     "models": "List the models of this library with their sizes.",
     "data": "Check a dataset before training: splits, classes, sizes and bad files.",
     "bench": "Compare the speed and memory of models on this machine.",
@@ -82,14 +84,17 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    from visualtokens.cli.parse import parse
+    if importlib.util.find_spec("jsonargparse") is None:  # where only exported models are run
+        from visualtokens.cli.plain import parse
+    else:
+        from visualtokens.cli.parse import parse
 
     verb: Verb = importlib.import_module(f"visualtokens.cli.{name}").VERB
     try:
         config, as_json = parse(name, VERBS[name], verb, arguments)
     except SystemExit as finished:  # after --help or --print_config
         return int(finished.code or 0)
-    if not verb.light:
+    if not (verb.light(config) if callable(verb.light) else verb.light):
         visualtokens.register_models()
     with terminal.log_to_stderr():
         result = verb.run(config)

@@ -297,7 +297,7 @@ def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int |
     SIGINT and SIGTERM stop after the current image; the page shows those before it.
     """
     from visualtokens.explain import explain_folder
-    from visualtokens.train.distributed import catch_signals
+    from visualtokens.processes import catch_signals
 
     save = config.save or PAGE
     if not save.endswith(".html"):  # checked before the work

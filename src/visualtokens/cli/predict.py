@@ -26,11 +26,12 @@ from visualtokens.cli.stream import track_images, unique_names
 from visualtokens.cli.terminal import write_error
 from visualtokens.cli.verb import Predicted, Result, Stream, Verb, options_of_task
 from visualtokens.errors import UserError
-from visualtokens.progress import count
+from visualtokens.progress import count, header
 from visualtokens.tables import printable
 
 if TYPE_CHECKING:
-    from visualtokens.data import BadImage, Share
+    from visualtokens.data.decode import BadImage
+    from visualtokens.data.walk import Share
     from visualtokens.predict import Images, Merged
     from visualtokens.predict.formats import Format
     from visualtokens.tasks import Checkpoint, Task
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The others depend on the task.
-COMMON = ("images", "checkpoint", "out", "format", "overwrite", "batch", "workers", "share", "device")
+COMMON = ("images", "checkpoint", "onnx", "out", "format", "overwrite", "batch", "workers", "share", "device")
 PICTURES = "predictions"
 COUNTS = ("images", "unreadable", "missing")  # of a merged file
 
@@ -51,8 +52,11 @@ class PredictConfig:
     """Image files, folders, patterns such as 'photos/**/*.jpg', wds:PATH for tar shards, or - for a list of
     files on standard input."""
 
-    checkpoint: str
+    checkpoint: str | None = None
     """Checkpoint folder that `vtok train --out` wrote, or hf-hub:ORGANIZATION/NAME."""
+
+    onnx: str | None = None
+    """Instead of a checkpoint: ONNX file that `vtok export` wrote; runs without torch."""
 
     top: int = 5
     """Classification: number of classes to print, most probable first."""
@@ -97,6 +101,10 @@ class PredictConfig:
     """Device: auto (an accelerator if there is one), cpu, cuda, cuda:1 or mps."""
 
     def __post_init__(self) -> None:
+        if self.checkpoint is None and self.onnx is None:
+            raise UserError("--checkpoint must be given, or --onnx; --help shows an example")
+        if self.checkpoint is not None and self.onnx is not None:
+            raise UserError("--checkpoint and --onnx exclude each other; give one of them")
         for name in ("batch", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -108,14 +116,13 @@ class PredictConfig:
 
 def run(config: PredictConfig) -> Stream | Result:
     """Predict all images. Unreadable ones do not stop the others; the exit code is then 1."""
-    from visualtokens.checkpoint import load, pick_device
     from visualtokens.predict import find_images, make_format
-    from visualtokens.train.distributed import end_with_torchrun, is_main_process, local_device
+    from visualtokens.processes import end_with_torchrun, is_main_process
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     share = _share(config.share, rank=int(os.environ.get("RANK", "0")), processes=processes)
     end_with_torchrun()
-    checkpoint = load(config.checkpoint, device=str(local_device(pick_device(config.device))))
+    checkpoint = _open(config)
     task = checkpoint.task
     own = (*task.predict_options, *(("pictures",) if task.pictures else ()))
     options = options_of_task(config, task, common=COMMON, own=own)
@@ -131,17 +138,46 @@ def run(config: PredictConfig) -> Stream | Result:
     images = find_images(config.images, listed=_listed(config.images, processes), skip=output.pictures)
     if is_main_process():
         shown = output.file or output.pictures
-        log_header(
-            config.checkpoint,
-            checkpoint,
-            data=count(len(images), "image"),
-            processes=processes,
-            out="" if shown is None else str(shown),
-        )
+        out = "" if shown is None else str(shown)
+        _log_header(config, checkpoint, images=len(images), processes=processes, out=out)
     job = _Job(config, checkpoint, options, images, form, output)
     if output.file is None:
         return job.stream(range(share.part, len(images), share.parts))
     return job.save(output.file, share, processes)
+
+
+def _open(config: PredictConfig) -> Any:
+    """Return the checkpoint, or the exported model, which predicts in the same way."""
+    if config.onnx is not None:
+        if config.device not in ("auto", "cpu"):
+            raise UserError(f"device={config.device} has no effect: ONNX files run on the CPU; leave it out")
+        from visualtokens.export.runtime import open_model
+
+        return open_model(config.onnx)
+    from visualtokens.checkpoint import load, pick_device
+    from visualtokens.train.distributed import local_device
+
+    return load(str(config.checkpoint), device=str(local_device(pick_device(config.device))))
+
+
+def _model_files(config: PredictConfig) -> list[Path]:
+    """Return the files of the model."""
+    return [Path(config.onnx)] if config.onnx is not None else checkpoint_files(str(config.checkpoint))
+
+
+def _log_header(config: PredictConfig, model: Any, *, images: int, processes: int, out: str) -> None:
+    data = count(images, "image")
+    if config.onnx is None:
+        log_header(str(config.checkpoint), model, data=data, processes=processes, out=out)
+        return
+    height, width = model.metadata.size
+    rows = {
+        "model": f"{config.onnx}, {Path(config.onnx).stat().st_size / 1e6:,.1f} MB, input {height}×{width}",
+        "task": f"{model.task.name}, {count(len(model.classes), 'class')}",
+        "data": data,
+        "device": "cpu, onnxruntime",
+    }
+    header(rows | ({"output": out} if out else {}))
 
 
 @dataclass(frozen=True)
@@ -180,7 +216,7 @@ def _output(config: PredictConfig, task: Task) -> _Output:
 
 def _share(given: str | None, *, rank: int, processes: int) -> Share:
     """Return the share of this process, one of torchrun's in the share of this machine."""
-    from visualtokens.data import Share
+    from visualtokens.data.walk import Share
 
     part, parts = map(int, (given or "1/1").split("/"))
     return Share(part - 1 + parts * rank, parts * processes)
@@ -221,12 +257,12 @@ class _Job:
 
     def save(self, file: Path, share: Share, processes: int) -> Result:
         """Predict a share of the images into a file; the last process to end merges the results of all."""
-        from visualtokens.data import BadImage
+        from visualtokens.data.decode import BadImage
         from visualtokens.predict import Results
-        from visualtokens.train.distributed import catch_signals, is_main_process
+        from visualtokens.processes import catch_signals, is_main_process
 
         config = self.config
-        inputs = checkpoint_files(config.checkpoint)
+        inputs = _model_files(config)
         refuse_overwriting([file], chain(inputs, self.images if config.overwrite else ()))
         names = self._picture_names()
         unreadable, bad, done = list[BadImage](), 0, 0
@@ -271,14 +307,14 @@ class _Job:
             return []
         names = list(unique_names(self.images))
         pictures = (folder / f"{name}_{kind}.png" for name in names for kind in kinds)
-        refuse_overwriting(pictures, chain(self.images, checkpoint_files(self.config.checkpoint)))
+        refuse_overwriting(pictures, chain(self.images, _model_files(self.config)))
         return names
 
     def _predictions(
         self, positions: Iterable[int], names: list[str], stop: Callable[[], bool]
     ) -> Iterator[Predicted | BadImage]:
         """Yield the predictions at these positions, and save the pictures under their names."""
-        from visualtokens.data import BadImage
+        from visualtokens.data.decode import BadImage
         from visualtokens.predict import predict_images
 
         folder = self.output.pictures
@@ -305,7 +341,7 @@ class _Job:
     def _settings(self) -> dict[str, Any]:
         """Return what the results depend on besides the images."""
         digest = hashlib.sha256()
-        for path in checkpoint_files(self.config.checkpoint):
+        for path in _model_files(self.config):
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         pictures = {} if self.output.pictures is None else {"pictures": str(self.output.pictures)}
@@ -343,9 +379,10 @@ VERB = Verb(
     example="vtok predict photos/ --checkpoint run/ --out results.csv",
     positional="images",
     groups={
-        "images and model": ("images", "checkpoint"),
+        "images and model": ("images", "checkpoint", "onnx"),
         "results": ("out", "format", "overwrite", "pictures"),
         "predictions": ("top", "score", "scales", "flip", "window"),
         "hardware and speed": ("batch", "workers", "share", "device"),
     },
+    light=lambda config: config.onnx is not None,
 )

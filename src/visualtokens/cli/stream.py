@@ -14,7 +14,7 @@ from visualtokens.errors import UserError
 from visualtokens.progress import count, one_image, track
 
 if TYPE_CHECKING:
-    from visualtokens.data import BadImage
+    from visualtokens.data.decode import BadImage
 
 
 def unique_names(images: Iterable[str]) -> Iterator[str]:
@@ -42,8 +42,8 @@ def print_stream(stream: Stream, *, as_json: bool) -> int:
 
     The first SIGINT or SIGTERM stops after the current batch, the second one ends the process.
     """
-    from visualtokens.data import BadImage
-    from visualtokens.train.distributed import catch_signals
+    from visualtokens.data.decode import BadImage
+    from visualtokens.processes import catch_signals
 
     if as_json and stream.formatted:
         raise UserError("--json prints one document, --format one result after the other; give one of them")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from visualtokens.data import BadImage
     from visualtokens.predict.formats import LineFormat
     from visualtokens.tasks import Prediction, Task
+    from visualtokens.tasks.exported import ExportedTask
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Verb:
     example: str
     positional: str | tuple[str, ...] = ()  # the fields that are given without their names
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # titles and fields of parts of --help
-    light: bool = False  # needs no model, so that torch is not imported
+    light: bool | Callable[[Any], bool] = (
+        False  # needs no torch (with this ``config``), which is not imported
+    )
 
     @property
     def positionals(self) -> tuple[str, ...]:
@@ -67,18 +70,19 @@ class Failure(Exception):
     """The options were right but the work failed; the message is one line, the exit code 1."""
 
 
-def options_of_task(config: Any, task: Task, *, common: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
+def options_of_task(
+    config: Any, task: Task | ExportedTask, *, common: Sequence[str], own: Sequence[str]
+) -> dict[str, Any]:
     """Return the given options beyond the ``common`` ones of a verb; the task must have them in ``own``."""
     given = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
         if field.name not in common and getattr(config, field.name) != default_of(field)
     }
+    model = getattr(config, "onnx", None) or config.checkpoint
     for name, value in given.items():
         if name not in own:
-            raise UserError(
-                f"{name}={value} has no effect: {config.checkpoint} was trained to {task.name}; leave it out"
-            )
+            raise UserError(f"{name}={value} has no effect: {model} was trained to {task.name}; leave it out")
     return given
 
 

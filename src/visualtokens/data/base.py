@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
+from visualtokens.data.walk import Share
 from visualtokens.errors import UserError, unknown
 
 T = TypeVar("T")  # the annotation of an image
@@ -151,30 +152,6 @@ def with_classes(dataset: ImageDataset, classes: Sequence[str]) -> ImageDataset:
     if same or isinstance(dataset, ImageStream) or not set(dataset.classes) <= set(classes):
         return dataset
     return Relabelled(dataset, classes)
-
-
-@dataclass(frozen=True)
-class Share:
-    """Part number ``part`` of ``parts`` equal parts, such as the images that one process loads."""
-
-    part: int = 0
-    parts: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.part < self.parts:
-            raise UserError(f"part {self.part} of {self.parts} does not exist; parts count from 0")
-
-    def of(self, count: int) -> NDArray[np.int64]:
-        """Positions among ``count`` that belong to this part, ascending; part sizes differ by at most one.
-
-        Mixup blends position i with position ``count - 1 - i``. If the count allows it, both fall into the
-        same part, so that a batch is blended in the same way for any number of parts.
-        """
-        positions = np.arange(count)
-        if count % (2 * self.parts) == 0:
-            pair = np.minimum(positions, count - 1 - positions)
-            return positions[pair % self.parts == self.part]
-        return np.array_split(positions, self.parts)[self.part]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -18,6 +17,7 @@ from visualtokens.data.base import (
     split_rows,
 )
 from visualtokens.data.decode import EXTENSIONS, read_image
+from visualtokens.data.walk import Walk, check_link, is_image
 from visualtokens.errors import UserError
 
 TINY_IMAGENET = "val_annotations.txt"
@@ -127,14 +127,14 @@ def _expected(base: Path) -> str:
 
 
 def _class_names(folder: Path) -> list[str]:
-    stray = sorted(entry.name for entry in folder.iterdir() if _is_image(entry.name) and entry.is_file())
+    stray = sorted(entry.name for entry in folder.iterdir() if is_image(entry.name) and entry.is_file())
     if stray:
         raise UserError(
             f"{folder} holds images outside class folders, such as {stray[0]}; "
             "move each into a folder named after its class"
         )
     for entry in folder.iterdir():
-        _check_link(str(entry))
+        check_link(str(entry))
     names = _subfolders(folder)
     if not names:
         raise UserError(f"{folder} holds no class folders; expected {folder}/<class>/*.jpg")
@@ -147,7 +147,7 @@ def _images_by_class(folder: Path) -> dict[str, list[str]]:
     walk = Walk(folder)
     return {
         name: sorted(
-            os.path.join(parent, file) for parent, files in walk(name) for file in files if _is_image(file)
+            os.path.join(parent, file) for parent, files in walk(name) for file in files if is_image(file)
         )
         for name in _class_names(folder)
     }
@@ -182,63 +182,6 @@ def _check_known_classes(
 
 def _subfolders(folder: Path) -> list[str]:
     return sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith("."))
-
-
-class Walk:
-    """Lists folders below ``top``, with those that links lead to; folders with a leading dot are left out.
-
-    Raises :class:`UserError` for a link that leads back to ``top``, above it, or to a folder that was already
-    listed, for a broken link (unless it is named like an image, which is then reported as unreadable), and
-    for a folder that cannot be listed.
-    """
-
-    def __init__(self, top: Path) -> None:
-        self.top = str(top)
-        real = Path(os.path.realpath(top))
-        self._seen = {str(folder): self.top for folder in (real, *real.parents)}  # real path: path
-
-    def __call__(self, start: str = "") -> Iterator[tuple[str, list[str]]]:
-        """Each folder from ``top/start`` downwards, and the names of its files."""
-        path = os.path.join(self.top, start) if start else self.top
-        for parent, folders, files in os.walk(path, onerror=_fail, followlinks=True):
-            if parent != self.top:
-                self._visit(parent)
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in files:
-                _check_link(os.path.join(parent, name))
-            yield parent, files
-
-    def _visit(self, folder: str) -> None:
-        real = os.path.realpath(folder)
-        other = self._seen.setdefault(real, folder)
-        if other is not folder:
-            link = self._link(folder) or self._link(other) or folder
-            raise UserError(f"the link {link} leads to {real}, which is also listed as {other}; remove it")
-
-    def _link(self, path: str) -> str | None:
-        """The last link on the way from ``top`` to the path."""
-        while len(path) > len(self.top):
-            if os.path.islink(path):
-                return path
-            path = os.path.dirname(path)
-        return None
-
-
-def _fail(error: OSError) -> None:
-    raise UserError(f"{error.filename} cannot be listed: {error.strerror}") from error
-
-
-def _check_link(path: str) -> None:
-    """Raise for a broken link that may have been a folder of images."""
-    name = os.path.basename(path)
-    if _is_image(name) or name.startswith("."):
-        return
-    if os.path.islink(path) and not os.path.exists(path):
-        raise UserError(f"the link {path} leads to {os.readlink(path)}, which does not exist; remove it")
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def _extensions() -> str:

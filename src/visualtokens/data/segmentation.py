@@ -18,22 +18,11 @@ from visualtokens.data.base import AnnotatedImages, Share
 from visualtokens.data.batch import ImageBatch
 from visualtokens.data.decode import BadImage
 from visualtokens.data.loader import Loader, Pipeline, choose_augment, load_items
+from visualtokens.data.preprocess import IGNORE, Colour, SegmentPreprocess
 from visualtokens.data.scenes import DigitScenes
-from visualtokens.data.transforms import (
-    COLOUR_LIMITS,
-    RGB,
-    Range,
-    check_factors,
-    check_input,
-    check_limit,
-    jitter_colours,
-    normalise,
-)
-from visualtokens.errors import UserError
+from visualtokens.data.transforms import COLOUR_LIMITS, Range, check_factors, check_limit, jitter_colours
 
-IGNORE = 255  # the class of pixels that neither loss nor metrics count
 Mask = NDArray[np.uint8]  # (H, W): class of every pixel
-Colour = tuple[int, int, int]  # red, green, blue
 
 
 class SegmentationDataset(AnnotatedImages[Mask]):
@@ -77,45 +66,6 @@ def _swap_side(name: str) -> str:
         if name.startswith(word) and not name[len(word) : len(word) + 1].islower():
             return other + name[len(word) :]
     return name
-
-
-@dataclass(frozen=True)
-class SegmentPreprocess:
-    """Input size and normalisation of a segmentation model.
-
-    In training, the model sees crops of ``size``. In evaluation, it sees the whole image, resized to the
-    short side of ``size`` and a long side of at most ``longest`` pixels (by default four times the short
-    side), or stretched to ``size`` with ``keep_ratio=False``.
-    """
-
-    size: tuple[int, int]  # (H, W)
-    mean: RGB
-    std: RGB
-    keep_ratio: bool = True
-    longest: int | None = None
-
-    def __post_init__(self) -> None:
-        check_input(self.size, self.mean, self.std)
-        if self.longest is not None and self.longest < min(self.size):
-            raise UserError(f"longest={self.longest} is less than the short side, {min(self.size)}")
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """The whole image ``(3, H, W)``, float32."""
-        size = self.seen_size(*image.size)
-        return self.normalise(functional.resize(functional.pil_to_tensor(image), list(size), antialias=True))
-
-    def seen_size(self, width: int, height: int) -> tuple[int, int]:
-        """The (height, width) at which the model sees a whole image of ``width`` × ``height``."""
-        if not self.keep_ratio:
-            return self.size
-        short = min(self.size)
-        longest = 4 * short if self.longest is None else self.longest
-        scale = min(short / min(width, height), longest / max(width, height))
-        return max(1, round(height * scale)), max(1, round(width * scale))
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Standardised pixels: ``(…, 3, H, W)`` uint8 to float32."""
-        return normalise(pixels, self.mean, self.std)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import lzma
 import os
 import random
 import re
 import stat
 import sys
 import tarfile
-import zlib
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -34,6 +32,7 @@ from visualtokens.data.base import (
     is_int,
 )
 from visualtokens.data.decode import BadImage, decode_image
+from visualtokens.data.walk import DAMAGE, MAX_FILE_BYTES, META_FILE
 from visualtokens.errors import UserError
 from visualtokens.files import one_line
 
@@ -44,10 +43,7 @@ SPLIT_NAMES = {  # in order of preference
     "val": ("validation", "val", "valid", "test"),
     "test": ("test",),
 }
-MAX_FILE_BYTES = 2**29  # of a file in a shard; 64 megapixels of 16-bit RGB take 384 MB
 MAX_INFO_BYTES = 2**25  # of _info.json; 200,000 shards take about 8 MB
-META_FILE = re.compile(r"__[^/]*__($|/)")  # webdataset's own files, such as __worker__.json
-DAMAGE = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)  # of an archive
 
 
 class TarShards(ImageStream):

@@ -25,89 +25,19 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from visualtokens.data.base import seeded_globals
-from visualtokens.data.decode import as_rgb
+from visualtokens.data.preprocess import RGB, Box, Preprocess
 from visualtokens.errors import UserError, unknown
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the original
 Range = tuple[float, float]
-RGB = tuple[float, float, float]
 A = TypeVar("A")  # a kind of augmentation
 Picture = TypeVar("Picture", Image.Image, Tensor)
 
-INTERPOLATIONS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-    "hamming": Image.Resampling.HAMMING,
-    "box": Image.Resampling.BOX,
-    "nearest": Image.Resampling.NEAREST,
-}
 COLOUR_LIMITS = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.5}
-
-
-@dataclass(frozen=True)
-class Preprocess:
-    """Evaluation transform: resize the short side so that the crop fits, crop the centre, normalise.
-
-    ``crop`` is the fraction of the largest centred crop that is kept, as timm's ``crop_pct``;
-    ``interpolation`` is timm's, one of :data:`INTERPOLATIONS`.
-    """
-
-    size: tuple[int, int]  # (H, W)
-    mean: RGB
-    std: RGB
-    crop: float = 1.0
-    interpolation: str = "bicubic"
-
-    def __post_init__(self) -> None:
-        check_input(self.size, self.mean, self.std)
-        if self.interpolation not in INTERPOLATIONS:
-            raise unknown("interpolation", self.interpolation, INTERPOLATIONS)
-        if not 0 < self.crop <= 1:
-            raise UserError(f"crop={self.crop} is not a share of the image; give more than 0 and at most 1")
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        """The model's input ``(3, H, W)`` float32."""
-        image = as_rgb(image)
-        return self.normalise(pixels(self.resize(image, self.crop_box(*image.size))))
-
-    def crop_box(self, width: int, height: int) -> Box:
-        """The part of a ``width`` × ``height`` original that the model sees."""
-        rows, columns = self.size
-        scale = min(width / columns, height / rows) * self.crop
-        # Rounding must not move the box beyond the image.
-        left = max((width - columns * scale) / 2, 0.0)
-        top = max((height - rows * scale) / 2, 0.0)
-        return left, top, width - left, height - top
-
-    def resize(self, image: Image.Image, box: Box) -> Image.Image:
-        """The box of the image at the model's size, cropped and resized in one antialiased resampling."""
-        rows, columns = self.size
-        return image.resize((columns, rows), INTERPOLATIONS[self.interpolation], box=box)
-
-    def normalise(self, values: Tensor) -> Tensor:
-        """Standardised pixels: ``values (…, H, W, 3)`` uint8 to ``(…, 3, H, W)`` float32."""
-        # Moving the channels is cheapest while a value is still one byte.
-        return normalise(values.movedim(-1, -3).contiguous(), self.mean, self.std)
-
-
-def check_input(size: tuple[int, int], mean: RGB, std: RGB) -> None:
-    """Raise :class:`UserError` for an input size or statistics that no model can have."""
-    if len(size) != 2 or min(size) < 1:
-        raise UserError(f"size={size} is not a height and a width of at least 1")
-    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-        raise UserError(f"mean={mean}, std={std}: give three numbers each, std above 0")
 
 
 def pixels(image: Image.Image) -> Tensor:
     """The pixels ``(H, W, 3)`` of an RGB image, uint8."""
     return torch.from_numpy(np.array(image))
-
-
-def normalise(values: Tensor, mean: RGB, std: RGB) -> Tensor:
-    """``(x / 255 - mean) / std`` of ``values (…, 3, H, W)`` uint8, as float32."""
-    shift, scale = torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
-    return values.float().div_(255).sub_(shift).div_(scale)
 
 
 @dataclass(frozen=True)

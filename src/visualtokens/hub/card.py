@@ -144,7 +144,7 @@ def _header(run: Checkpoint, repository: str, license: str | None, figures: Figu
 def _summary(run: Checkpoint) -> str:
     named = model_name(f"`{run.config['architecture']}`", run.config.get("model_args", {}))
     does = VERBS.get(run.task.name, f"was trained to {escaped(run.task.name)}")
-    classes = count(len(run.classes), "class", "classes")
+    classes = count(len(run.classes), "class")
     return (
         f"A {named} of {parameters(run.model)} that {does} of {classes}, made with "
         f"visualtokens {visualtokens.__version__}. It takes images "

@@ -11,7 +11,7 @@ from torch import Tensor
 from visualtokens.ops.distances import origin, squared_distances
 from visualtokens.ops.groups import group_mean, take
 from visualtokens.ops.numerics import check_finite, no_autocast, upcast
-from visualtokens.ops.seeds import top_k
+from visualtokens.ops.seeds import highest, top_k
 
 ROUND = 1 / 8  # share of the tokens that one round of nearest_merge may drop
 
@@ -165,7 +165,7 @@ def _match(metric: Tensor, r: int, protect: int) -> Tensor:
     with no_autocast(unit):
         similarity = unit[:, protect::2] @ unit[:, protect + 1 :: 2].mT  # (B, first set, second set)
     best, partner = similarity.max(2)  # (B, first set)
-    merging = best.sort(dim=1, descending=True, stable=True).indices[:, :r]  # (B, r), within the first set
+    merging = highest(best, r)  # (B, r), within the first set
     source = protect + 2 * merging  # (B, r), among all tokens
     target = itself.scatter(1, source, protect + 1 + 2 * partner.gather(1, merging))  # (B, N)
     kept = torch.ones_like(itself).scatter(1, source, 0)

@@ -69,8 +69,17 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
     On ties the lowest index wins; ``torch.topk`` may return any.
     """
-    order = scores.sort(dim=1, descending=True, stable=True).indices  # (B, N)
-    return order[:, :k].sort(dim=1).values
+    return highest(scores, k).sort(dim=1).values
+
+
+def highest(scores: Tensor, k: int) -> Tensor:
+    """Indices of the K highest of ``scores (B, N)``, the highest first, the lowest index on ties: ``(B, K)``.
+
+    In an export to ONNX, which has no stable sort, ``topk`` becomes its ``TopK``, which breaks ties this way.
+    """
+    if torch.onnx.is_in_onnx_export():
+        return scores.topk(min(k, scores.shape[1]), dim=1).indices
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 
 @torch.no_grad()
@@ -87,7 +96,7 @@ def distinct_indices(x: Tensor, k: int, *, distance: Tensor | None = None) -> Te
     while k <= n // 2:
         n, first, step = n // 2, first + step, 2 * step
     if k == n:
-        return torch.arange(first, x.shape[1], step, device=x.device).expand(len(x), -1)
+        return torch.arange(first, x.shape[1], step, device=x.device).expand(x.shape[0], -1)
     one, other = slice(first, None, 2 * step), slice(first + step, None, 2 * step)
     if distance is None:
         x = upcast(x)
@@ -95,8 +104,8 @@ def distinct_indices(x: Tensor, k: int, *, distance: Tensor | None = None) -> Te
         isolation = nearest_distance(x[:, one], x[:, other])  # (B, first set)
     else:
         isolation = distance[:, one, other].amin(2)
-    kept = torch.arange(first + step, x.shape[1], 2 * step, device=x.device).expand(len(x), -1)
-    isolated = isolation.sort(dim=1, descending=True, stable=True).indices[:, : k - kept.shape[1]]
+    kept = torch.arange(first + step, x.shape[1], 2 * step, device=x.device).expand(x.shape[0], -1)
+    isolated = highest(isolation, k - kept.shape[1])
     return torch.cat((isolated * (2 * step) + first, kept), dim=1).sort(dim=1).values
 
 

@@ -1,4 +1,4 @@
-"""Predictions for large amounts of images: finding them, batches, and files of results."""
+"""Predictions for large amounts of images: finding them, batches, and files of results. Needs no torch."""
 
 from visualtokens.predict.batches import Outcome, predict_images
 from visualtokens.predict.formats import make_format

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
 
-from visualtokens.data import BadImage
+from visualtokens.data.decode import BadImage
 from visualtokens.errors import UserError
 from visualtokens.predict.images import Images
-from visualtokens.tasks import Checkpoint, Prediction
+from visualtokens.tasks.prediction import Prediction
+
+if TYPE_CHECKING:
+    from visualtokens.tasks import Checkpoint
 
 MAX_THREADS = 8  # by default; each may hold a decoded image
 
@@ -51,7 +55,7 @@ def predict_images(
     task = checkpoint.task
     if batch is None:
         batch = task.eval_batch if task.predicts_batches else 1
-    threads = min(torch.get_num_threads(), MAX_THREADS) if workers is None else workers
+    threads = min(_threads(), MAX_THREADS) if workers is None else workers
     if batch < 1:
         raise UserError(f"batch={batch} is not a number of images; give at least 1")
     if threads < 1:
@@ -66,6 +70,12 @@ def predict_images(
         stop=stop,
         options=options,
     )
+
+
+def _threads() -> int:
+    """Return the number of threads that torch uses; where it is not imported, that of the processors."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else os.cpu_count() or 1
 
 
 def _outcomes(

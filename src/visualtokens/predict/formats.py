@@ -15,11 +15,11 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from visualtokens.data import BadImage
+from visualtokens.data.decode import BadImage
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import json_ready, one_line
 from visualtokens.tables import printable
-from visualtokens.tasks import Prediction
+from visualtokens.tasks.prediction import Prediction
 
 Record = dict[str, Any]
 Columns = Mapping[str, type]  # str, float or int

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visualtokens.data.decode import EXTENSIONS, BadImage, decode_image, read_image
-from visualtokens.data.folder import Walk
-from visualtokens.data.timm_readers import DAMAGE, MAX_FILE_BYTES, META_FILE
+from visualtokens.data.walk import DAMAGE, MAX_FILE_BYTES, META_FILE, Walk
 from visualtokens.errors import UserError
 from visualtokens.files import one_line
 from visualtokens.progress import count

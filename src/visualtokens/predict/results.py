@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from visualtokens.data import Share
+from visualtokens.data.walk import Share
 from visualtokens.errors import UserError
 from visualtokens.files import remove_folder, write_atomically
 from visualtokens.predict.formats import Format, Record, parse_line, to_line

@@ -13,6 +13,7 @@ from timm.models import build_model_with_cfg, eva, generate_default_cfgs, regist
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
+from visualtokens.ops.seeds import highest
 from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.methods import METHODS, SIGNIFICANCE, Factory, Init, Place, Pool, Pooled, Seen
 from visualtokens.reduce.reduction import reduce
@@ -73,7 +74,7 @@ class SoftExtraction(Pool):
             raise UserError(
                 f"the factors were learned for images of {len(self.slow)} patches, this one has {x.shape[1]}"
             )
-        order = seen.significance.detach().argsort(dim=1, descending=True, stable=True)  # (B, n)
+        order = highest(seen.significance.detach(), x.shape[1])  # (B, n)
         rank = order.argsort(dim=1)  # (B, n)
         tokens = x * self.r[rank].unsqueeze(2)  # (B, n, C)
         return Pooled(tokens=tokens, assignment=torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]))

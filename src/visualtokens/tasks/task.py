@@ -26,6 +26,7 @@ from visualtokens.files import CONFIG, WEIGHTS, load_weights, read_config, read_
 from visualtokens.progress import count as number_of
 from visualtokens.tasks.freeze import freeze
 from visualtokens.tasks.options import TaskOptions
+from visualtokens.tasks.prediction import Prediction
 from visualtokens.tasks.schema import (
     check_config,
     check_task,
@@ -96,6 +97,10 @@ class Task(ABC):
             f"a checkpoint of task {self.name!r} cannot be explained yet; give one of a classifier"
         )
 
+    def export_module(self, checkpoint: Checkpoint) -> nn.Module:
+        """Return the module from images ``(B, 3, H, W)`` to one tensor that an exported file holds."""
+        return checkpoint.model
+
     def input_size(self, model: nn.Module, preprocess: Any) -> str:
         """Return the size of the images that the model sees as text."""
         size = getattr(preprocess, "size", None)
@@ -162,26 +167,6 @@ class Checkpoint:
     def predict_batch(self, images: Iterable[Image.Image], **options: Any) -> Sequence[Prediction]:
         """Predict several RGB images together; each result is that of :meth:`predict`, up to rounding."""
         return self.task.predict_batch(self, [self.task.prepare(self, image) for image in images], **options)
-
-
-class Prediction(ABC):
-    """What a model predicts for one image."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Return the prediction as JSON values."""
-
-    @abstractmethod
-    def text(self) -> str:
-        """Return the prediction as lines of text."""
-
-    def rows(self) -> list[list[str | float | int | None]]:
-        """Return the prediction as rows of a table with the task's :meth:`~Task.columns`; maybe none."""
-        raise NotImplementedError
-
-    def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
-        """Write the task's ``pictures`` as ``<folder>/<name>_<ending>.png``; return their paths by kind."""
-        return {}
 
 
 class Evaluation(Protocol):

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from visualtokens.data import BadImages
+from visualtokens.processes import Stop
 from visualtokens.progress import UNKNOWN, Progress
 from visualtokens.tables import metric_name
 from visualtokens.tasks.task import E, ExampleLoader
-from visualtokens.train.distributed import Stop, Team
+from visualtokens.train.distributed import Team
 from visualtokens.train.step import Learner, StepResult
 
 

@@ -25,8 +25,8 @@ from visualtokens.files import (
     write_atomically,
     write_config,
 )
+from visualtokens.processes import restarts
 from visualtokens.train.config import TrainConfig
-from visualtokens.train.distributed import restarts
 from visualtokens.train.fingerprint import Fingerprint, difference
 from visualtokens.train.lock import lock
 from visualtokens.train.log import LOG, RUN_ID, STEPS, TENSORBOARD, forget_steps_after

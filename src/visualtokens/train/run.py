@@ -18,21 +18,14 @@ from visualtokens.checkpoint import pick_device
 from visualtokens.data import BadImage, BadImages
 from visualtokens.errors import UserError
 from visualtokens.files import CannotSave, saving
+from visualtokens.processes import Stop, Stopped, catch_signals, end_with_torchrun
 from visualtokens.progress import Counted, Progress, rate
 from visualtokens.tables import metric_name
 from visualtokens.tasks.initialize import ResumedFrom
 from visualtokens.tasks.schema import without_initial_weights
 from visualtokens.tasks.task import Evaluation, Loading, open_training
 from visualtokens.train.config import TrainConfig
-from visualtokens.train.distributed import (
-    Stop,
-    Stopped,
-    Team,
-    catch_signals,
-    end_with_torchrun,
-    join_team,
-    local_device,
-)
+from visualtokens.train.distributed import Team, join_team, local_device
 from visualtokens.train.epoch import EpochStats, train_epoch
 from visualtokens.train.fingerprint import fingerprint
 from visualtokens.train.folder import open_run, publish, snapshot_to_resume

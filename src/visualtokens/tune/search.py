@@ -21,6 +21,7 @@ from torch import nn
 
 from visualtokens.checkpoint import load_checkpoint, save_checkpoint
 from visualtokens.errors import UserError, unknown
+from visualtokens.processes import is_main_process
 from visualtokens.reduce.reduction import reduce, restore
 from visualtokens.reduce.trainable import (
     NAME,
@@ -44,7 +45,6 @@ from visualtokens.tasks.task import (
     register_task,
 )
 from visualtokens.train import TrainConfig, TrainResult, train
-from visualtokens.train.distributed import is_main_process
 
 logger = logging.getLogger(__name__)
 EXTRACT = "extract"

@@ -16,11 +16,11 @@ from visualtokens.data import BadImage, Batch, Preprocess
 from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
 from visualtokens.progress import count, track
-from visualtokens.tables import printable, table
-from visualtokens.tasks.task import Prediction, sum_over_processes
+from visualtokens.tables import table
+from visualtokens.tasks.prediction import TOP, Classification, check_top
+from visualtokens.tasks.task import sum_over_processes
 
 SHOWN = 30  # classes in the table of an evaluation
-TOP = 5  # classes of a prediction
 
 
 def loss_of(logits: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
@@ -118,44 +118,6 @@ def evaluate(
 
 
 # Prediction.
-
-
-@dataclass(frozen=True, eq=False)
-class Classification(Prediction):
-    """The class probabilities of one image."""
-
-    probabilities: Tensor  # (classes,) float32, on the CPU
-    classes: Sequence[str]
-    shown: int = TOP  # classes in the dictionary and the text
-
-    @property
-    def top(self) -> list[tuple[str, float]]:
-        """The most probable classes with their probabilities, highest first."""
-        values, indices = self.probabilities.topk(min(self.shown, len(self.classes)))
-        return [(self.classes[i], p) for p, i in zip(values.tolist(), indices.tolist(), strict=True)]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"classes": [{"class": name, "probability": p} for name, p in self.top]}
-
-    def text(self) -> str:
-        return "\n".join(f"  {p:6.1%}  {printable(name)}" for name, p in self.top)
-
-    def rows(self) -> list[list[str | float | int | None]]:
-        return [[value for pair in self.top for value in pair]]
-
-
-def top_columns(top: int, classes: int) -> dict[str, type]:
-    """Return the columns of :meth:`Classification.rows`: label, probability, label_2, probability_2 …"""
-    check_top(top)
-    endings = ["", *(f"_{i}" for i in range(2, min(top, classes) + 1))]
-    kinds: tuple[tuple[str, type], ...] = (("label", str), ("probability", float))
-    return {f"{name}{ending}": kind for ending in endings for name, kind in kinds}
-
-
-def check_top(top: int) -> None:
-    """Raise :class:`UserError` unless ``top`` is a number of classes."""
-    if top < 1:
-        raise UserError(f"top={top} must be at least 1")
 
 
 def predict(

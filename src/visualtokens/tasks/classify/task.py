@@ -30,18 +30,16 @@ from visualtokens.data import (
 from visualtokens.data.base import with_classes
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.classify.evaluation import (
-    TOP,
-    Classification,
     ClassifyEvaluation,
     evaluate,
     loss_of,
     predict,
     predict_batch,
-    top_columns,
 )
 from visualtokens.tasks.hub import pretrained_model
 from visualtokens.tasks.initialize import initialize_classifier, read_initial
 from visualtokens.tasks.options import TaskOptions
+from visualtokens.tasks.prediction import TOP, Classification, top_columns
 from visualtokens.tasks.schema import check_input
 from visualtokens.tasks.task import (
     DEFAULT_TASK,

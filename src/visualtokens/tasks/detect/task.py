@@ -87,6 +87,12 @@ class Detect(Task):
         _set_statistics(model, config.get("preprocess", {}))  # older checkpoints have none
         return model, classes, to_input
 
+    def export_module(self, checkpoint: Checkpoint) -> nn.Module:
+        raise UserError(
+            f"a {checkpoint.config['architecture']} cannot be exported: torch captures no program where the "
+            "number of boxes depends on the image; use the checkpoint itself: vtok predict --checkpoint"
+        )
+
     def input_size(self, model: nn.Module, preprocess: Any) -> str:
         transform: Any = model.transform
         return f"with a short side of {transform.min_size[0]} and a long side of up to {transform.max_size}"

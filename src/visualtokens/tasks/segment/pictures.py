@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
-from visualtokens.data.segmentation import IGNORE, Colour
+from visualtokens.data.preprocess import IGNORE, Colour
 from visualtokens.errors import UserError
 from visualtokens.files import write_atomically
 from visualtokens.tables import printable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STRENGTH = 0.55  # weight of the class colour; the rest is the photo
 # Lightness and distances are those of CIELAB, where white is 100.
@@ -132,7 +135,7 @@ def overlay(
 
 def save_prediction(
     image: Image.Image,
-    labels: Tensor,
+    labels: Tensor | NDArray[np.uint8],
     *,
     classes: Sequence[str],
     out: str | Path,
@@ -151,7 +154,7 @@ def save_prediction(
 
 
 def _values(labels: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
-    values = labels.cpu().numpy() if isinstance(labels, Tensor) else labels
+    values = labels if isinstance(labels, np.ndarray) else labels.cpu().numpy()
     return values.astype(np.uint8)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from visualtokens.data import Loader, Split, open_segmentation
 from visualtokens.data.segmentation import (
     IGNORE,
     SEGMENT_PRESETS,
-    Colour,
     SegmentationDataset,
     SegmentAugment,
     SegmentBatch,
@@ -25,18 +23,16 @@ from visualtokens.data.segmentation import (
 )
 from visualtokens.data.transforms import as_augment
 from visualtokens.errors import UserError, unknown
-from visualtokens.tables import printable
 from visualtokens.tasks.initialize import initialize_dense, read_initial
 from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
 from visualtokens.tasks.schema import check_colours, check_input
 from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss, evaluate, loss_of
 from visualtokens.tasks.segment.inference import Inference, predict
 from visualtokens.tasks.segment.models import Segmenter, build
-from visualtokens.tasks.segment.pictures import overlay, save_prediction
-from visualtokens.tasks.task import Checkpoint, Loading, Loss, Prediction, Task, Training, register_task
+from visualtokens.tasks.segment.prediction import Segmentation
+from visualtokens.tasks.task import Checkpoint, Loading, Loss, Task, Training, register_task
 from visualtokens.tasks.timm_models import has_fixed_size, preprocess_for
 
-SHOWN = 30  # classes in the text of a prediction
 LOSS_ARGS = ("auxiliary", "class_weights")
 BODY = "backbone.body."  # what the names of the backbone's weights start with
 
@@ -252,41 +248,6 @@ class SegmentTraining(Training[SegmentBatch]):
     def to(self, device: torch.device) -> None:
         if self.weights is not None:
             self.weights = self.weights.to(device)
-
-
-@dataclass(frozen=True, eq=False)
-class Segmentation(Prediction):
-    """The predicted class of every pixel of one image."""
-
-    labels: Tensor  # (H, W) uint8, on the CPU
-    classes: Sequence[str]
-    colours: Sequence[Colour] | None = None  # of the dataset that the model was trained on
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """The share of the pixels of each class that occurs, largest first."""
-        counts = self.labels.flatten().long().bincount(minlength=len(self.classes))  # (classes,)
-        order = counts.argsort(descending=True).tolist()
-        return {self.classes[i]: counts[i].item() / self.labels.numel() for i in order if counts[i]}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"shares": self.shares}
-
-    def text(self) -> str:
-        return "\n".join(f"  {p:6.1%}  {printable(name)}" for name, p in list(self.shares.items())[:SHOWN])
-
-    def rows(self) -> list[list[str | float | int | None]]:
-        return [[name, share] for name, share in self.shares.items()]
-
-    def draw(self, image: Image.Image) -> Image.Image:
-        """Return the image with every pixel tinted by its class, and a legend."""
-        return overlay(image, self.labels, classes=self.classes, colours=self.colours)
-
-    def save(self, image: Image.Image, folder: Path, name: str) -> dict[str, Path]:
-        drawn, indices = save_prediction(
-            image, self.labels, classes=self.classes, colours=self.colours, out=folder, name=name
-        )
-        return {"overlay": drawn, "classes": indices}
 
 
 register_task(Segment())

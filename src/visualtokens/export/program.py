@@ -1,0 +1,367 @@
+"""From a model to a file: the program that torch captures, in each format."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import visualtokens
+from visualtokens.errors import UserError, unknown
+from visualtokens.export.metadata import DYNAMIC, ENTRY, KEY, VERSION, Metadata, source_of
+from visualtokens.export.verification import check_deterministic, largest_difference
+from visualtokens.files import json_ready, one_line, write_atomically
+from visualtokens.modes import eval_mode
+from visualtokens.tasks import Checkpoint
+from visualtokens.tasks.timm_models import class_names, preprocess_for
+
+TOLERANCE, HALF_TOLERANCE = 1e-4, 0.05
+MULTIPLES = (1, 32)  # of height and width; most pyramids halve the image five times
+OPSET = 20  # of ONNX
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and verified."""
+
+    path: Path
+    metadata: Metadata
+    difference: float  # the largest between the answers of the file and of the model
+    compared: int  # number of images
+    bytes: int  # size of the file
+
+
+def export_model(
+    model: nn.Module | Checkpoint,
+    path: Path,
+    *,
+    format: str | None,
+    dynamic: Sequence[str],
+    half: bool,
+    with_preprocess: bool,
+    preprocess: Any,
+    classes: Sequence[str] | None,
+    tolerance: float | None,
+    images: Tensor | None,
+) -> Exported:
+    """See :func:`visualtokens.export`."""
+    kind = format_of(path, format)
+    for axis in dynamic:
+        if axis not in DYNAMIC:
+            raise unknown("dynamic axis", axis, DYNAMIC)
+    limit = (HALF_TOLERANCE if half else TOLERANCE) if tolerance is None else tolerance
+    if not limit >= 0:
+        raise UserError(f"tolerance={tolerance} is not a difference; give 0 or more")
+    source = _source(model, preprocess, classes)
+    module, size = source.module, source.size
+    with eval_mode(module), torch.no_grad():
+        check_deterministic(module, size)
+        served = Served(
+            module, half=half, statistics=_statistics(source.preprocess) if with_preprocess else None
+        ).eval()
+        program, multiple = capture(served, size, dynamic=dynamic, onnx=kind == "onnx")
+        metadata = Metadata(
+            version=VERSION,
+            library=visualtokens.__version__,
+            format=kind,
+            task=source.task,
+            classes=source.classes,
+            preprocess=None if source.preprocess is None else json_ready(_as_dict(source.preprocess)),
+            input="pixels" if with_preprocess else "images",
+            size=list(size),
+            dynamic=list(dynamic),
+            multiple=multiple,
+            half=half,
+            source=json_ready(source.described),
+        )
+        found: list[tuple[float, int]] = []
+
+        def write(temporary: Path) -> None:
+            # torch takes .pt2 files only
+            file = temporary.with_name(f"{temporary.name}{path.suffix}")
+            try:
+                save_program(program, file, metadata)
+                found.append(
+                    largest_difference(file, metadata, module, images=images, statistics=served.statistics)
+                )
+                _check_difference(found[0][0], limit, path)
+                os.replace(file, temporary)
+            finally:
+                file.unlink(missing_ok=True)
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, write)
+    return Exported(path, metadata, *found[0], path.stat().st_size)
+
+
+def format_of(path: Path, format: str | None) -> str:
+    """Return the format, by default that of the ending of the file; the two must not contradict."""
+    from visualtokens.export import FORMATS
+
+    endings = {".onnx": "onnx", ".pt2": "pt2"}
+    if format is not None and format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    kind = format or endings.get(path.suffix.lower())
+    if kind is None or path.suffix.lower() != FORMATS[kind]:
+        expected = "model.onnx or model.pt2" if kind is None else f"model{FORMATS[kind]}"
+        raise UserError(f"{str(path)!r} has no ending of format {kind or 'onnx or pt2'}; give {expected}")
+    if path.is_dir():
+        raise UserError(f"{str(path)!r} is a folder; give a file")
+    return kind
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is exported."""
+
+    module: nn.Module
+    size: tuple[int, int]
+    task: str | None
+    classes: list[str]
+    preprocess: Any
+    described: dict[str, Any]
+
+
+def _source(model: Any, preprocess: Any, classes: Sequence[str] | None) -> _Source:
+    if isinstance(model, Checkpoint):
+        module = model.task.export_module(model)
+        preprocess = model.preprocess if preprocess is None else preprocess
+        names = list(model.classes if classes is None else classes)
+        return _Source(
+            module, tuple(preprocess.size), model.task.name, names, preprocess, source_of(model.config)
+        )
+    if not isinstance(model, nn.Module):
+        raise UserError(f"a {type(model).__name__} cannot be exported; give a module or a checkpoint")
+    described: dict[str, Any] = {}
+    task = None
+    if getattr(model, "pretrained_cfg", None):
+        described = {"architecture": model.pretrained_cfg["architecture"]}  # type: ignore[index]
+        preprocess = preprocess_for(model) if preprocess is None else preprocess
+        embed: Any = getattr(model, "patch_embed", None)
+        if getattr(embed, "img_size", None) is not None and getattr(embed, "strict_img_size", True):
+            preprocess = dataclasses.replace(preprocess, size=tuple(embed.img_size))
+        if model.num_classes:
+            task = "classify"
+            classes = class_names(model) if classes is None else classes
+    if preprocess is None:
+        raise UserError(f"the input of this {type(model).__name__} is unknown; give its preprocess")
+    reduction = vars(model).get("reduction")
+    if reduction is not None:
+        described["reduction"] = {"method": reduction.method, "keep": list(reduction.schedule.entries)}
+    return _Source(model, tuple(preprocess.size), task, list(classes or []), preprocess, described)
+
+
+def _as_dict(preprocess: Any) -> dict[str, Any]:
+    return dataclasses.asdict(preprocess) if dataclasses.is_dataclass(preprocess) else {}  # type: ignore[arg-type]
+
+
+def _statistics(preprocess: Any) -> tuple[Sequence[float], Sequence[float]]:
+    return preprocess.mean, preprocess.std
+
+
+class Served(nn.Module):
+    """A model as a file holds it: float32 in and out, with the normalisation and float16 inside if wanted."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, model: nn.Module, *, half: bool, statistics: tuple[Sequence[float], Sequence[float]] | None
+    ) -> None:
+        super().__init__()
+        self.statistics = statistics
+        self.half_precision = half
+        self.model = _half_copy(model) if half else model
+        if statistics is not None:
+            mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in statistics)
+            self.register_buffer("mean", mean, persistent=False)
+            self.register_buffer("std", std, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``(B, 3, H, W)`` float32, or pixels ``(B, H, W, 3)`` uint8, to the output in float32."""
+        if self.statistics is not None:
+            images = (images.permute(0, 3, 1, 2).float() / 255 - self.mean) / self.std
+        out = self.model(images.half() if self.half_precision else images)
+        if not isinstance(out, Tensor):
+            raise UserError(f"the model returns a {type(out).__name__}; export one that returns one tensor")
+        return out.float()
+
+
+def _half_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the model in float16."""
+    import copy
+
+    return copy.deepcopy(model).half()
+
+
+# Capturing.
+
+_CAPTURE_ERRORS: tuple[type[Exception], ...] = (
+    *(RuntimeError, ValueError, TypeError, AttributeError, AssertionError),
+    *(NotImplementedError, KeyError, IndexError, ArithmeticError),
+)
+
+
+def capture(served: Served, size: tuple[int, int], *, dynamic: Sequence[str], onnx: bool) -> tuple[Any, int]:
+    """Return the program of the model, and the number that heights and widths must be multiples of.
+
+    The program is a ``torch.export.ExportedProgram``, or an ONNX program.
+    """
+    first: Exception | None = None
+    for multiple in MULTIPLES if "size" in dynamic else MULTIPLES[:1]:
+        height, width = example_size(size, multiple) if "size" in dynamic else size
+        pixels = served.statistics is not None
+        count = 2 if "batch" in dynamic else 1
+        example = (
+            torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8)
+            if pixels
+            else torch.randn(count, 3, height, width)
+        )
+        shapes = _dynamic_shapes(dynamic, multiple, first_side=1 if pixels else 2)
+        try:
+            with quiet():
+                return _capture(served, example, shapes, onnx=onnx), multiple
+        except UserError:
+            raise
+        except _CAPTURE_ERRORS as error:
+            first = first or error
+        except Exception as error:  # torch's own errors of capturing are no subclasses of these
+            if not type(error).__module__.startswith("torch"):
+                raise
+            first = first or error
+    raise _refusal(served.model, dynamic, first)
+
+
+def _capture(served: Served, example: Tensor, shapes: Any, *, onnx: bool) -> Any:
+    if onnx:
+        _require_onnx()
+        return torch.onnx.export(
+            served,
+            (example,),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=["pixels" if served.statistics is not None else "images"],
+            output_names=["output"],
+            opset_version=OPSET,
+            verbose=False,
+        )
+    return torch.export.export(served, (example,), dynamic_shapes=shapes)
+
+
+def _dynamic_shapes(dynamic: Sequence[str], multiple: int, *, first_side: int) -> tuple[dict[int, Any]]:
+    axes: dict[int, Any] = {}
+    if "batch" in dynamic:
+        axes[0] = torch.export.Dim.DYNAMIC
+    if "size" in dynamic:
+        for axis, name in ((first_side, "height"), (first_side + 1, "width")):
+            least = torch.export.Dim(name, min=2, max=8192 // multiple)
+            axes[axis] = torch.export.Dim.DYNAMIC if multiple == 1 else multiple * least
+    return (axes,)
+
+
+def example_size(size: tuple[int, int], multiple: int) -> tuple[int, int]:
+    """Return a size near the model's own that is not square, so that no axis is taken for the other."""
+    step = max(multiple, 32)
+    height, width = (max(2 * step, round(side / step) * step) for side in size)
+    return (height, width + step) if height == width else (height, width)
+
+
+def _refusal(model: nn.Module, dynamic: Sequence[str], error: Exception | None) -> UserError:
+    """Return the error for a model that torch cannot capture."""
+    reason = one_line(_root(error)) if error is not None else ""
+    if "size" in dynamic:
+        return UserError(
+            f"this {type(model).__name__} cannot be exported with a dynamic size: {reason}; leave size out "
+            "of dynamic and export one file for each size"
+        )
+    return UserError(f"this {type(model).__name__} cannot be exported: {reason}; load the checkpoint instead")
+
+
+def _root(error: Exception) -> Exception:
+    """Return the error that caused this one."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError("ONNX files need other packages: pip install 'visualtokens[onnx]'") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the warnings and the output of torch's exporters; errors are raised."""
+    loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+# Writing.
+
+
+def save_program(program: Any, file: Path, metadata: Metadata) -> None:
+    """Write a captured program and its metadata into a file."""
+    text = metadata.to_json()
+    with quiet():
+        if metadata.format == "onnx":
+            program.model.metadata_props[KEY] = text
+            program.save(file, external_data=False)
+        elif metadata.format == "pt2":
+            torch.export.save(program, file, extra_files={ENTRY: text})
+        else:
+            _save_compiled(program, file, text)
+
+
+def _save_compiled(program: Any, file: Path, text: str) -> None:
+    from torch._inductor import aoti_compile_and_package
+
+    try:
+        aoti_compile_and_package(program, package_path=str(file))
+    except _CAPTURE_ERRORS as error:
+        raise UserError(
+            f"AOTInductor cannot compile this model: {one_line(_root(error))}; choose format pt2"
+        ) from error
+    add_archive_entry(file, f"extra/{ENTRY}", text)
+
+
+def add_archive_entry(file: Path, name: str, text: str) -> None:
+    """Add a member to a .pt2 archive, in the folder at its top."""
+    import zipfile
+
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_STORED) as archive:
+        top = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{top}/{name}", text)
+
+
+def _check_difference(difference: float, limit: float, path: Path) -> None:
+    if not difference <= limit:
+        raise UserError(
+            f"{path} would differ from the model by {difference:.2g}, which is more than the tolerance of "
+            f"{limit:g}; it is not written"
+        )

@@ -1,0 +1,97 @@
+"""Every reduction method in the formats: the same answers, ties included, whatever the batch size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import visualtokens
+from visualtokens.errors import UserError
+from visualtokens.ops.seeds import highest
+from visualtokens.reduce import METHODS
+
+RANDOM = ("importance", "random")
+
+
+def vit(**options: object) -> nn.Module:
+    """A vision transformer of 16 patches with attention far from uniform."""
+    torch.manual_seed(0)
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2} | options
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+class Highest(nn.Module):
+    def forward(self, scores: Tensor) -> Tensor:
+        return highest(scores, 7)
+
+
+def test_onnx_breaks_ties_by_the_lowest_index(tmp_path: Path) -> None:
+    scores = torch.randint(0, 4, (50, 23), generator=torch.Generator().manual_seed(0)).float()
+    program = torch.onnx.export(
+        Highest(), (scores,), dynamo=True, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False
+    )
+    assert program is not None
+    program.save(tmp_path / "highest.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "highest.onnx")
+    found = session.run(None, {session.get_inputs()[0].name: scores.numpy()})[0]
+    expected = np.argsort(-scores.numpy(), axis=1, kind="stable")[:, :7]
+    assert found.tolist() == expected.tolist() == highest(scores, 7).tolist()
+
+
+SLOW = pytest.mark.slow
+EXACT = [m for m in METHODS if m not in RANDOM]
+
+
+@pytest.mark.parametrize(
+    "method", [m if m in ("weighted_kmedoids", "conv") else pytest.param(m, marks=SLOW) for m in EXACT]
+)
+def test_reduced_models_export_to_onnx(method: str, tmp_path: Path) -> None:
+    model = visualtokens.reduce(vit(depth=1), method, keep=[4 if method == "conv" else 5])
+    made = visualtokens.export(model, tmp_path / "model.onnx")
+    assert made.difference < 1e-5
+    assert made.metadata.source["reduction"]["method"] == method
+
+
+@pytest.mark.parametrize("method", EXACT)
+def test_reduced_models_export_as_programs(method: str, tmp_path: Path) -> None:
+    model = visualtokens.reduce(vit(depth=1), method, keep=[4])
+    assert visualtokens.export(model, tmp_path / "model.pt2").difference == 0
+
+
+@pytest.mark.parametrize("options", [{"init": "significance"}, {"carry": False}])
+def test_options_of_a_reduction_export(options: dict[str, object], tmp_path: Path) -> None:
+    model = visualtokens.reduce(
+        vit(depth=1, class_token=False, global_pool="avg"), "weighted_kmedoids", keep=[4], **options
+    )
+    assert visualtokens.export(model, tmp_path / "model.pt2").difference == 0
+
+
+@pytest.mark.parametrize("method", RANDOM)
+def test_random_methods_are_refused(method: str, tmp_path: Path) -> None:
+    model = visualtokens.reduce(vit(), method, keep=[9, 4])
+    with pytest.raises(UserError, match=rf"are random \(method '{method}'\)"):
+        visualtokens.export(model, tmp_path / "model.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_equal_tokens_are_reduced_in_the_same_way(tmp_path: Path) -> None:
+    """A grey image has only equal tokens but for their positions, and without those all scores tie."""
+    model = visualtokens.reduce(vit(pos_embed="none", depth=1), "weighted_merge", keep=[9])
+    made = visualtokens.export(model, tmp_path / "model.onnx", images=torch.zeros(3, 3, 32, 32))
+    assert made.difference < 1e-5
+
+
+def test_dynamic_size_of_a_reduced_model_is_refused(tmp_path: Path) -> None:
+    model = visualtokens.reduce(vit(), "merge", keep=[9, 4])
+    with pytest.raises(UserError, match="cannot be exported with a dynamic size"):
+        visualtokens.export(model, tmp_path / "model.pt2", dynamic=("batch", "size"))
