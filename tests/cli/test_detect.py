@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from PIL import Image
 
 from tests.squares import CLASSES, write_pennfudan, write_squares, write_voc, write_yolo
@@ -179,3 +180,16 @@ def test_data_without_masks_ask_for_a_detector_of_boxes(
     code, _, err = vtok("train", "--task", "detect", "--model", "mask_rcnn", *SMALL, *given)
     assert code == 2
     assert "train a detector of boxes (--model faster_rcnn)" in err
+
+
+def test_card_of_a_detector(vtok: Vtok, run: str, data: str, tmp_path: Path) -> None:
+    image = next(Path(data.partition(":")[2]).rglob("*.png"))
+    code, _, err = vtok(
+        "push", "me/squares", "--checkpoint", run, "--out", tmp_path / "new", "--examples", image
+    )
+    assert (code, err) == (0, "")
+    text = (tmp_path / "new/README.md").read_text("utf-8")
+    header = ModelCard(text).data.to_dict()
+    assert (header["library_name"], header["pipeline_tag"]) == ("visualtokens", "object-detection")
+    assert "| box AP | " in text
+    assert (tmp_path / "new/example_1.png").is_file()

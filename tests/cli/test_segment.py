@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from PIL import Image
 
 from visualtokens.checkpoint import load
@@ -181,3 +182,17 @@ def test_explain_refuses_a_segmentation_checkpoint(vtok: Vtok, run: str, data: P
     code, _, err = vtok("explain", data / "images/val/0.png", "--checkpoint", run)
     assert code == 2
     assert "a checkpoint of task 'segment' cannot be explained yet" in err
+
+
+def test_card_of_a_segmentation_model(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:
+    given = ("push", "me/streets", "--checkpoint", run, "--out", tmp_path / "new")
+    code, _, err = vtok(*given, "--examples", data / "images/val/0.png")
+    assert (code, err) == (0, "")
+    text = (tmp_path / "new/README.md").read_text("utf-8")
+    header = ModelCard(text).data.to_dict()
+    assert (header["library_name"], header["pipeline_tag"]) == ("visualtokens", "image-segmentation")
+    assert header["metrics"] == ["mean_iou"]
+    assert "vt_fpn` with backbone resnet18" in text
+    assert "transformers" not in text
+    assert Image.open(tmp_path / "new/example_1.png").width >= 50
+    assert load(tmp_path / "new").classes == ["dark", "bright", "never seen"]

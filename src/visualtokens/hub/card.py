@@ -226,7 +226,8 @@ def _training(run: Checkpoint, data: str) -> str:
     given = [_option(name, public_value(value)) for name, value in options.items() if _differs(name, value)]
     command = " \\\n  ".join(["vtok train", *given, "--out run"])
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
-    return f"## Training\n{fence}sh\n{command}\n{fence}"
+    about = f"The data are {escaped(data)}; options that are not given have their defaults."
+    return f"## Training\n{about}\n\n{fence}sh\n{command}\n{fence}"
 
 
 def _differs(name: str, value: Any) -> bool:

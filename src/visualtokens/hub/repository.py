@@ -298,7 +298,7 @@ def _write_example(path: Path, run: Checkpoint, image: Any) -> Picture:
         _save(shown.plot(), path)
     else:
         write_atomically(path, lambda file: image.save(file, format="PNG"))
-    return Picture(path.name, " ".join(printable(said).split()))
+    return Picture(path.name, f"Prediction: {' '.join(printable(said).split())}")
 
 
 def _save(figure: Figure, path: Path) -> None:
