@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,8 +153,9 @@ def test_three_packages_are_enough(onnx_file: Path, folder: Path, tmp_path: Path
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*pip, "onnxruntime", "numpy", "pillow"], check=True)
-    subprocess.run([*pip, "--no-deps", str(wheel)], check=True)
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([*pip, "onnxruntime", "numpy", "pillow"], check=True, env=outside)
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True, env=outside)
     command = [tmp_path / "venv" / "bin" / "vtok", "predict", folder / "0.png", "--onnx", onnx_file]
     environment = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run([*command, "--top", "1"], capture_output=True, text=True, env=environment)
