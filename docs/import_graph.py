@@ -24,7 +24,7 @@ BOXES: Mapping[str, tuple[float, str]] = {
     "train": (4, "the training engine"),
     "checkpoint": (4, "saved runs: load"),
     "predict": (5, "many images, result files"),
-    "export": (6, "ONNX and other files"),
+    "export": (1, "ONNX and other files"),
     "tasks": (4, "classify, segment, detect"),
     "surgery": (0, "fuse, set_clusters"),
     "converters": (1, "released checkpoints"),

@@ -196,3 +196,18 @@ def test_card_of_a_segmentation_model(vtok: Vtok, run: str, data: Path, tmp_path
     assert "transformers" not in text
     assert Image.open(tmp_path / "new/example_1.png").width >= 50
     assert load(tmp_path / "new").classes == ["dark", "bright", "never seen"]
+
+
+def test_onnx_file_predicts_as_its_checkpoint(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    code, _, err = vtok("export", "--checkpoint", run, "--out", file, "--dynamic", "batch,size")
+    assert code == 0, err
+    images = sorted((data / "images" / "val").iterdir())
+    classes = []
+    for kind, model in (("--onnx", file), ("--checkpoint", run)):
+        folder = tmp_path / kind.strip("-")
+        code, _, err = vtok("predict", *images, kind, model, "--out", folder)
+        assert code == 0, err
+        assert len(list(folder.glob("*_overlay.png"))) == len(images)
+        classes.append(np.stack([np.asarray(Image.open(folder / f"{i.stem}_classes.png")) for i in images]))
+    assert (classes[0] == classes[1]).mean() > 0.99

@@ -28,8 +28,8 @@ from visualtokens.predict.formats import (
 )
 from visualtokens.tasks import Prediction
 from visualtokens.tasks.classify import Classification
-from visualtokens.tasks.classify.evaluation import top_columns
 from visualtokens.tasks.detect.detections import Detections, ImageDetections
+from visualtokens.tasks.prediction import top_columns
 from visualtokens.tasks.segment.task import Segmentation
 
 CLASSES = ["cat", 'a "dog", big', os.fsdecode(b"caf\xe9"), "two\nlines"]
