@@ -51,8 +51,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Redirect the links of a page to other pages."""
+    """Redirect the links of a page to other pages, and write each command as one line, which is wrapped."""
     uri = page.file.src_uri
+    markdown = re.sub(
+        r"^```sh\n.*?^```$",
+        lambda block: re.sub(r" *\\\n *", " ", block[0]),
+        markdown,
+        flags=re.DOTALL | re.MULTILINE,
+    )
     origins = {page: source for source, page in PAGES.items() if source not in ("README.md", RECIPES)}
     return redirect(markdown, origin=origins.get(uri, f"docs/{uri}"), page=uri)
 
@@ -68,8 +74,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     """Mark what is not to be broken at its hyphens: short names in running text, and options in commands."""
     html = re.sub(rf"<code>([^<]{{1,{SHORT}}})</code>", r'<code class="short">\1</code>', html)
     return re.sub(
-        r'<div class="language-sh .*?</div>',
-        lambda block: re.sub(r"(?<=[\s>])--?[a-z][\w.-]*", r'<span class="option">\g<0></span>', block[0]),
+        r'<div class="language-sh .*?</div>|<code>[^<]*</code>',
+        lambda code: re.sub(r"(?<=[\s>])--?[a-z][\w.-]*", r'<span class="option">\g<0></span>', code[0]),
         html,
         flags=re.DOTALL,
     )
@@ -126,7 +132,7 @@ def notebook_files(path: Path) -> Iterator[tuple[str, str | bytes]]:
             shown = _shown(output)
             if isinstance(shown, bytes):
                 pictures.append((f"{path.stem}_{len(pictures) + 1}.png", shown))
-                wide = " { .wide }" if _aspect(shown) > 2 else ""
+                wide = "{ .wide }" if _aspect(shown) > 2 else ""
                 parts.append(f"![Output of the cell above]({pictures[-1][0]}){wide}")
             elif shown:
                 parts.append(f"```text\n{shown}\n```")

@@ -72,7 +72,7 @@ def main() -> None:
     print("the packages hold what they should")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        python = environment(folder / "venv", wheel, empty=options.empty)
+        python = environment(folder / "venv", wheel, extras=["detect"], empty=options.empty)
         elsewhere = folder / "elsewhere"
         elsewhere.mkdir()
         where = run(python, "-c", "import visualtokens; print(visualtokens.__file__)", cwd=elsewhere)

@@ -101,6 +101,27 @@ def test_links_of_the_repository_become_links_of_the_site(
     assert script("site").redirect(before, origin=origin, page=page) == after
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<code>--val_share 0.2</code>", '<code class="short">--val_share 0.2</code>'),
+        (
+            "<code>vtok train --model paca_vit_nano --out run</code>",
+            '<code>vtok train <span class="option">--model</span> paca_vit_nano '
+            '<span class="option">--out</span> run</code>',
+        ),
+        (
+            '<div class="language-sh x"><span id="__span-0-1">vtok x --a-b 1\n</span></div> --c',
+            '<div class="language-sh x"><span id="__span-0-1">vtok x <span class="option">--a-b</span> 1\n'
+            "</span></div> --c",
+        ),
+    ],
+)
+def test_options_and_short_names_are_not_broken(before: str, after: str) -> None:
+    site = script("site")
+    assert site.on_page_content(before, page=None, config=None, files=None) == after
+
+
 @pytest.mark.slow  # griffe is installed by `make test-all`
 def test_docstrings_become_markdown() -> None:
     text = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -51,6 +53,20 @@ def test_run_saves_a_detector(data: str, tmp_path: Path, detector: str) -> None:
     assert found["boxes"].shape[1] == 4
     other = get_task("detect").resize(checkpoint, 96).model.transform
     assert (other.min_size, other.max_size) == ((96,), 160)
+
+
+@pytest.mark.parametrize("detector", ["mask_rcnn", "faster_rcnn"])
+def test_a_missing_library_is_told_before_the_first_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detector: str
+) -> None:
+    """Boxes need it only for the evaluation at the end of the epoch, and these masks as well."""
+    monkeypatch.setitem(sys.modules, "faster_coco_eval.core", None)
+    for function in (
+        lambda: open_training(config("digit_scenes:64x64", tmp_path / "run", model=detector)),
+        lambda: get_task("detect").open_data(mock.Mock(), "digit_scenes:64x64", "val"),
+    ):
+        with pytest.raises(UserError, match=r"install it with: pip install 'visualtokens\[detect\]'"):
+            function()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional
 
 from visualtokens.data import Loader, Split, open_detection
+from visualtokens.data.annotations import masks_library
 from visualtokens.data.detection import (
     DetectionBatch,
     DetectionDataset,
@@ -48,6 +49,7 @@ class Detect(Task):
     def open(self, options: TaskOptions) -> DetectTraining:
         if options.model not in DETECTORS:
             raise unknown("detector", options.model, DETECTORS)
+        masks_library()  # is needed for the evaluation, after the first epoch
         masks = DETECTORS[options.model].has_masks
         train_set = _open_data(options.data, "train", masks, options.data_options)
         val_set = _open_data(options.data, "val", masks, options.data_options)
@@ -106,6 +108,7 @@ class Detect(Task):
     def open_data(
         self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any
     ) -> DetectionDataset:
+        masks_library()  # is needed for the evaluation
         return _open_data(data, split, bool(checkpoint.model.has_masks), options)
 
     def loader(self, dataset: DetectionDataset, preprocess: Any, loading: Loading) -> Loader[DetectionBatch]:
