@@ -53,7 +53,8 @@ class Classification(Prediction):
     def top(self) -> list[tuple[str, float]]:
         """The most probable classes with their probabilities, highest first."""
         values = np.asarray(self.probabilities)
-        highest = (-values).argsort(kind="stable")[: min(self.shown, len(self.classes))].tolist()
+        order = np.where(np.isnan(values), -np.inf, -values).argsort(kind="stable")  # NaN must be seen
+        highest = order[: min(self.shown, len(self.classes))].tolist()
         return [(self.classes[i], float(values[i])) for i in highest]
 
     def to_dict(self) -> dict[str, Any]:
