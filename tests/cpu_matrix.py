@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -50,9 +51,15 @@ def environment(name: str) -> dict[str, str]:
 
 def run(name: str, arguments: list[str]) -> tuple[int, str]:
     """Exit code and summary line of pytest, for one combination."""
+    # Kernels that torch.compile made for another combination must not be reused.
+    with tempfile.TemporaryDirectory() as cache:
+        return _run(name, arguments, environment(name) | {"TORCHINDUCTOR_CACHE_DIR": cache})
+
+
+def _run(name: str, arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
     folders = [str(Path(__file__).parent / folder) for folder in NUMERICAL]
     command = [sys.executable, "-m", "pytest", "-m", "not slow", "--durations=0", *folders, *arguments]
-    done = subprocess.run(command, env=environment(name), text=True, capture_output=True, check=False)
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
     for line in done.stdout.splitlines():
         if line.startswith(("FAILED", "ERROR")):
             print(f"  {line}", flush=True)
