@@ -43,7 +43,7 @@ def test_ctrl_c_keeps_the_results_so_far(checkpoint: Path, folder: Path) -> None
     assert 0 < done < MANY
     assert len(out.splitlines()) == 2 * done, "every result is whole"
     assert code == 130
-    assert err.splitlines()[4:] == [f"interrupted after {done} of {MANY} images"]
+    assert err.splitlines()[4:] == [f"interrupted after {done} of {MANY:,} images"]
 
 
 def test_terminated_json_is_closed(checkpoint: Path, folder: Path) -> None:
@@ -56,7 +56,7 @@ def test_terminated_json_is_closed(checkpoint: Path, folder: Path) -> None:
     assert document["interrupted"] is True
     assert [Path(bad["path"]).name for bad in document["unreadable"]] == ["broken.png"]
     assert code == 143
-    assert err.endswith(f"interrupted after {done} of {MANY + 1} images\n")
+    assert err.endswith(f"interrupted after {done} of {MANY + 1:,} images\n")
 
 
 @pytest.mark.parametrize("images", [("0.png", "broken.png", "1.png"), ("0.png",), ("broken.png",)])
