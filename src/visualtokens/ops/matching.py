@@ -79,6 +79,8 @@ def _join(metric: Tensor, weights: Tensor, k: int, threshold: float | None) -> T
     points = upcast(metric)
     distance = squared_distances(points - origin(points)).sqrt_()  # (B, N, N)
     distance.clamp_min_(1e-12)  # of two equal tokens, the one that weighs less is cheaper to lose
+    own = torch.eye(n, dtype=torch.bool, device=metric.device)
+    distance = distance.masked_fill(own, torch.inf)  # no token can replace itself
     enough = None
     if threshold is not None:
         alone = 2**0.5 * points.norm(dim=2).mean(
@@ -104,11 +106,9 @@ def _join(metric: Tensor, weights: Tensor, k: int, threshold: float | None) -> T
 
 def _costs_to_lose(distance: Tensor, w: Tensor) -> Tensor:
     """w_i · distance to the nearest token, or to the second nearest if the nearest is cheaper: ``(B, N)``."""
-    own = torch.eye(w.shape[1], dtype=torch.bool, device=w.device)
-    first, nearest = distance.masked_fill(own, torch.inf).min(2)  # (B, N)
+    first, nearest = distance.min(2)  # (B, N)
+    second = distance.scatter(2, nearest.unsqueeze(2), torch.inf).amin(2)  # infinite if there are only two
     cost = w * first
-    others = own | torch.zeros_like(distance, dtype=torch.bool).scatter(2, nearest.unsqueeze(2), True)
-    second = distance.masked_fill(others, torch.inf).amin(2)  # infinite if there are only two tokens
     return torch.where(cost > cost.gather(1, nearest), w * second, cost)
 
 
