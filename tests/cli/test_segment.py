@@ -198,6 +198,7 @@ def test_card_of_a_segmentation_model(vtok: Vtok, run: str, data: Path, tmp_path
     assert load(tmp_path / "new").classes == ["dark", "bright", "never seen"]
 
 
+@pytest.mark.slow
 def test_onnx_file_predicts_as_its_checkpoint(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     code, _, err = vtok("export", "--checkpoint", run, "--out", file, "--dynamic", "batch,size")
