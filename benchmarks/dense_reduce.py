@@ -29,18 +29,18 @@ from visualtokens.reduce import macs, reduce, restore
 from visualtokens.tasks import segment
 from visualtokens.train import TrainConfig, train
 
-BACKBONE, SIZE = "vit_base_patch16_224", 224
+BACKBONE = "vit_base_patch16_224"
 MODEL_ARGS: dict[str, Any] = dict(
     backbone=BACKBONE,
     out_indices=[5, 8, 11],
-    backbone_args=dict(img_size=SIZE),
+    backbone_args=dict(dynamic_img_size=True),  # images keep their aspect ratio
     head_args=dict(dim=96, width=48),
 )
 BUDGETS = (0.7, 0.5, 0.36)  # of the backbone's multiply-adds
-METHODS = ("weighted_merge", "merge", "kmedoids")
+METHODS = ("weighted_merge", "merge")
 
 
-def learn(weights: Path, data: str, out: Path, *, epochs: int) -> None:
+def learn(weights: Path, data: str, out: Path, *, size: int, epochs: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     plain = out / "backbone.safetensors"
     if not plain.exists():
@@ -55,7 +55,7 @@ def learn(weights: Path, data: str, out: Path, *, epochs: int) -> None:
             data=data,
             out=str(out / "run"),
             epochs=epochs,
-            size=SIZE,
+            size=size,
             batch=16,
             lr=2e-3,
             label_smoothing=0.0,
@@ -79,9 +79,9 @@ def evaluate(checkpoint: Any, data: str) -> dict[str, Any]:
     }
 
 
-def speeds(folder: Path, batch: int, rounds: int) -> dict[str, Any]:
+def speeds(folder: Path, size: int, batch: int, rounds: int) -> dict[str, Any]:
     """Images/s of the whole model, and with the default method at every budget."""
-    images = torch.randn(batch, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     runs = {}
     for budget in (1.0, *BUDGETS):
         model = load(folder).model
@@ -100,18 +100,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--pets", required=True, help="folder of Oxford-IIIT Pets with trimaps")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--size", type=int, default=224, help="short side of the images")
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path("runs/dense_reduce"), help="folder of the run")
     parser.add_argument("--save", type=Path, required=True)
     parser.add_argument("--speed", action="store_true", help="measure images/s; needs a quiet machine")
     options = parser.parse_args()
     data, folder = f"pets:{options.pets}", options.runs / "run"
-    learn(options.weights, data, options.runs, epochs=options.epochs)
+    learn(options.weights, data, options.runs, size=options.size, epochs=options.epochs)
     saved: dict[str, Any] = json.loads(options.save.read_text()) if options.save.exists() else {"rows": []}
     saved |= {
-        "command": f"python benchmarks/dense_reduce.py --weights FILE --pets PETS --epochs {options.epochs}",
+        "command": f"python benchmarks/dense_reduce.py --weights FILE --pets PETS --size {options.size}",
         "machine": machine(),
-        "model": f"fpn on {BACKBONE}, {SIZE}²",
+        "model": f"fpn on {BACKBONE}, short side {options.size}, {options.epochs} epoch",
     }
     checkpoint = load(folder)
     done = {(row["method"], row["budget"]) for row in saved["rows"]}
@@ -129,7 +130,7 @@ def main() -> None:
         print(saved["rows"][-1], flush=True)
         write_atomically(options.save, json.dumps(saved, indent=1) + "\n")
     if options.speed:
-        saved["speed"] = {f"batch {batch}": speeds(folder, batch, rounds=7) for batch in (8, 1)}
+        saved["speed"] = {f"batch {batch}": speeds(folder, options.size, batch, rounds=7) for batch in (8, 1)}
         write_atomically(options.save, json.dumps(saved, indent=1) + "\n")
 
 
