@@ -22,7 +22,7 @@ FAMILIES = {
     "Sampling). `_iso` have no convolutions besides the patch embedding and the merging.",
     "Swin": "The baselines of the isotropic STViT.",
     "VT-ResNet": "The last stage of a ResNet is replaced by a transformer on 16 visual tokens (Visual "
-    "Transformers). `visualtokens.add_vt_stage(model)` does the same to another CNN of timm.",
+    "Transformers). `visualtokens.add_vt_stage(model)` does the same to another timm CNN.",
     "DeiT": "The narrow base models of Token Pooling. `reduced_vit` builds any timm ViT with token "
     "reduction: see [Token reduction](reduce.md).",
 }

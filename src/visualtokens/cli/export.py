@@ -78,8 +78,9 @@ def run(config: ExportConfig) -> Result:
         preprocess = source.preprocess
     else:
         from visualtokens.tasks.timm_models import preprocess_for
+        from visualtokens.tune.inputs import named_model
 
-        source = _named(str(config.model), config.weights)
+        source = named_model(str(config.model), config.weights).eval()
         preprocess = preprocess_for(source)
     images, bad = _photos(config.images, preprocess)
     warn_unreadable(bad)
@@ -108,30 +109,6 @@ def run(config: ExportConfig) -> Result:
 def _inputs(config: ExportConfig) -> list[Path]:
     inputs = [] if config.weights is None else [Path(config.weights)]
     return inputs + ([] if config.checkpoint is None else checkpoint_files(config.checkpoint))
-
-
-def _named(name: str, weights: str | None) -> Any:
-    """Return a timm classifier in eval mode."""
-    import timm
-
-    from visualtokens.converters import convert
-    from visualtokens.errors import unknown
-    from visualtokens.files import one_line
-    from visualtokens.tasks.hub import pretrained_model
-
-    if not timm.is_model(name):
-        raise unknown("model", name, timm.list_models())
-    if weights == "pretrained":
-        return pretrained_model(name, origin=f"the weights of {name!r}", instead="--weights FILE").eval()
-    if weights is None:
-        return timm.create_model(name).eval()
-    found = convert(weights, name)
-    model = timm.create_model(name, num_classes=found.classes).eval()
-    try:
-        model.load_state_dict(found.state_dict)
-    except RuntimeError as error:
-        raise UserError(f"{weights} does not fit {name!r}: {one_line(error)}") from error
-    return model
 
 
 def _photos(folder: str | None, preprocess: Any) -> tuple[Tensor | None, list[BadImage]]:

@@ -22,6 +22,7 @@ from visualtokens.progress import count as number_of
 from visualtokens.progress import one_image, track
 from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.reduction import reduce, restore
+from visualtokens.tasks.hub import pretrained_model
 from visualtokens.tasks.timm_models import class_names, preprocess_for
 
 
@@ -48,7 +49,7 @@ def open_model(name: str, *, weights: str | None = None, size: tuple[int, int] |
         model, classes, preprocess = checkpoint.model, checkpoint.classes, checkpoint.preprocess
         model_args = dict(checkpoint.config.get("model_args", {}))
     else:
-        model = _named(name, weights, size)
+        model = named_model(name, weights, size, kind="model (or checkpoint folder)")
         preprocess = preprocess_for(model)
     encoder = encoder_of(model)
     if encoder.reduced:
@@ -60,13 +61,18 @@ def open_model(name: str, *, weights: str | None = None, size: tuple[int, int] |
     return Opened(model.eval(), classes, replace(preprocess, size=encoder.image_size), model_args)
 
 
-def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.Module:
-    """Return a timm model."""
+def named_model(
+    name: str, weights: str | None, size: tuple[int, int] | None = None, *, kind: str = "model"
+) -> nn.Module:
+    """Return a timm model with ``weights``: a file, ``"pretrained"``, or random. Errors call it ``kind``."""
     if not timm.is_model(name):
-        raise unknown("model (or checkpoint folder)", name, timm.list_models())
-    sized = {} if size is None else {"img_size": size}
-    if weights is None or weights == "pretrained":
-        return timm.create_model(name, pretrained=weights is not None, **sized)
+        raise unknown(kind, name, timm.list_models())
+    sized: dict[str, Any] = {} if size is None else {"img_size": size}
+    if weights is None:
+        return timm.create_model(name, **sized)
+    if weights == "pretrained":
+        origin = f"the weights of {name!r}"
+        return pretrained_model(name, origin=origin, instead="--weights FILE", model_args=sized)
     if not Path(weights).is_file():
         raise UserError(f"weights {weights!r} is not a file; give a .safetensors or .pth file, or pretrained")
     found = convert(weights, name)
@@ -74,7 +80,8 @@ def _named(name: str, weights: str | None, size: tuple[int, int] | None) -> nn.M
     try:
         model.load_state_dict(found.state_dict)
     except RuntimeError as error:
-        raise UserError(f"{weights} does not fit {name!r} (is --size right?): {one_line(error)}") from error
+        hint = "" if size is None else " (is --size right?)"
+        raise UserError(f"{weights} does not fit {name!r}{hint}: {one_line(error)}") from error
     return model
 
 
