@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visualtokens.ops.distances import origin, squared_distances
-from visualtokens.ops.groups import group_mean, take
+from visualtokens.ops.groups import group_mean, group_sum, take
 from visualtokens.ops.numerics import check_finite, no_autocast, upcast
 from visualtokens.ops.seeds import highest, top_k
 
-ROUND = 1 / 8  # share of the tokens that one round of nearest_merge may drop
+ROUND = 1 / 4  # share of the tokens that one round of nearest_merge may drop
 
 
 class Merged(NamedTuple):
@@ -39,10 +39,9 @@ def nearest_merge(
 
     for ``metric`` m ``(B, N, D)``, which defaults to x, and ``weights`` w ``(B, N)``, which default to ones
     and must not be negative. If j is cheaper than i, and so would be dropped first, i's second nearest token
-    counts. A round drops at most an eighth of the tokens, so that costs stay true; rounds are repeated until
-    K are left. A new token has the direction of the weighted mean of its group and the weighted mean of their
-    norms: the plain mean of different tokens is shorter than each of them. The order is that of the kept
-    tokens. ``size (B, N)``, by default ones, is summed. Gradients reach x through the means, not through the
+    counts. A round drops at most a quarter of the tokens, so that costs stay true; rounds are repeated until
+    K are left. A new token is the :func:`mean_direction` of its group. The order is that of the kept tokens.
+    ``size (B, N)``, by default ones, is summed. Gradients reach x through the means, not through the
     choice. ``k >= N`` changes nothing.
 
     With ``threshold`` more than K may stay: as many as the image needs, or the neediest image of a batch.
@@ -53,63 +52,80 @@ def nearest_merge(
     b, n, _ = x.shape
     if k < 1:
         raise ValueError(f"k={k}; at least one token must stay")
-    values = upcast(x)
-    size = values.new_ones(b, n) if size is None else size
+    size = upcast(x).new_ones(b, n) if size is None else size
     if k >= n:
         return Merged(x, size, torch.arange(n, device=x.device).expand(b, n))
-    # a group of zero weight would have no mean
-    w = (
-        values.new_ones(b, n)
-        if weights is None
-        else weights.to(values).clamp_min(torch.finfo(values.dtype).tiny)
-    )
-    assignment = _join(x if metric is None else metric, w, k, threshold)  # (B, N)
+    assignment = nearest_groups(x if metric is None else metric, k, weights=weights, threshold=threshold)
     k = k if threshold is None else int(assignment.max()) + 1
-    length = values.norm(dim=2, keepdim=True)  # (B, N, 1)
-    means, _ = group_mean(torch.cat((values, length), dim=2), assignment, k, weights=w)  # (B, K, C + 1)
-    tokens = F.normalize(means[:, :, :-1], dim=2) * means[:, :, -1:]
-    total = size.new_zeros(b, k).scatter_add(1, assignment, size)
-    return Merged(tokens.to(x.dtype), total, assignment)
+    total = size.new_zeros(b, k).scatter_add(1, assignment, size)  # (B, K)
+    return Merged(mean_direction(x, assignment, k, weights=weights), total, assignment)
+
+
+def mean_direction(x: Tensor, assignment: Tensor, k: int, *, weights: Tensor | None = None) -> Tensor:
+    """The direction of the weighted mean of each group times the weighted mean of its norms: ``(B, K, C)``.
+
+    ``x (B, N, C)``; ``assignment (B, N)`` without -1; ``weights (B, N)`` default to ones. The plain mean of
+    different tokens is shorter than each of them, and the layers that follow notice.
+    """
+    values = upcast(x)
+    w = _positive(weights, values)  # (B, N)
+    total = group_sum(values * w.unsqueeze(2), assignment, k)  # (B, K, C)
+    weight, length = (
+        w.new_zeros(len(x), k).scatter_add(1, assignment, part) for part in (w, w * values.norm(dim=2))
+    )  # (B, K)
+    scale = length / weight / total.norm(dim=2).clamp_min(1e-30)  # opposite tokens cancel to zero
+    return (total * scale.unsqueeze(2)).to(x.dtype)
+
+
+def _positive(weights: Tensor | None, like: Tensor) -> Tensor:
+    """The weights ``(B, N)`` of tokens ``like (B, N, C)``, not zero: a group of zero weight has no mean."""
+    return like.new_ones(like.shape[:2]) if weights is None else weights.to(like).clamp_min(1e-20)
 
 
 @torch.no_grad()
-def _join(metric: Tensor, weights: Tensor, k: int, threshold: float | None) -> Tensor:
-    """Index of each token's nearest kept token among the K, or more, kept ones, ``(B, N)``."""
+def nearest_groups(
+    metric: Tensor, k: int, *, weights: Tensor | None = None, threshold: float | None = None
+) -> Tensor:
+    """The groups of :func:`nearest_merge`, ``(B, N)``: the index of each token's nearest kept token."""
     b, n, _ = metric.shape
     points = upcast(metric)
-    distance = squared_distances(points - origin(points)).sqrt_()  # (B, N, N)
-    distance.clamp_min_(1e-12)  # of two equal tokens, the one that weighs less is cheaper to lose
-    own = torch.eye(n, dtype=torch.bool, device=metric.device)
-    distance = distance.masked_fill(own, torch.inf)  # no token can replace itself
+    weights = _positive(weights, points)
+    distance = squared_distances(points - origin(points))  # (B, N, N)
+    distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)  # no token can replace itself
     enough = None
     if threshold is not None:
-        alone = 2**0.5 * points.norm(dim=2).mean(
-            1, keepdim=True
-        )  # distance of unrelated tokens of this length
+        # distance of unrelated tokens of this length
+        alone = 2**0.5 * points.norm(dim=2).mean(1, keepdim=True)
         enough = threshold * alone * weights.mean(1, keepdim=True)  # (B, 1)
-    kept = torch.arange(n, device=metric.device).expand(b, n)
-    among = distance
-    while kept.shape[1] > k:
-        present = kept.shape[1]
-        cost = _costs_to_lose(among, weights.gather(1, kept))  # (B, present)
+    kept, among = None, distance
+    while among.shape[1] > k:
+        present = among.shape[1]
+        cost = _costs_to_lose(among, weights if kept is None else weights.gather(1, kept))  # (B, present)
         fewest = k if enough is None else max(k, int((cost >= enough).sum(1).max()))
         if fewest >= present:
             break
         stay = top_k(cost, max(fewest, present - max(1, int(present * ROUND))))
-        kept = kept.gather(1, stay)
-        if kept.shape[1] > fewest or enough is not None:
-            among = take(take(distance, kept).mT, kept)  # (B, stay, stay); the distances are symmetric
+        kept = stay if kept is None else kept.gather(1, stay)
+        if kept.shape[1] == fewest and enough is None:
+            break
+        among = take(take(distance, kept).mT, kept)  # (B, stay, stay); the distances are symmetric
+    if kept is None:
+        return torch.arange(n, device=metric.device).expand(b, n)
     assignment = take(distance, kept).min(1).indices  # (B, N)
     # a kept token is its own, even if another kept one is equal to it
     return assignment.scatter(1, kept, torch.arange(kept.shape[1], device=metric.device).expand_as(kept))
 
 
-def _costs_to_lose(distance: Tensor, w: Tensor) -> Tensor:
-    """w_i · distance to the nearest token, or to the second nearest if the nearest is cheaper: ``(B, N)``."""
-    first, nearest = distance.min(2)  # (B, N)
-    second = distance.scatter(2, nearest.unsqueeze(2), torch.inf).amin(2)  # infinite if there are only two
-    cost = w * first
-    return torch.where(cost > cost.gather(1, nearest), w * second, cost)
+def _costs_to_lose(squared: Tensor, w: Tensor) -> Tensor:
+    """w_i · distance to the nearest token, or to the second nearest if the nearest is cheaper: ``(B, N)``.
+
+    ``squared (B, N, N)`` are squared distances, infinite on the diagonal.
+    """
+    first, nearest = squared.min(2)  # (B, N)
+    second = squared.scatter(2, nearest.unsqueeze(2), torch.inf).amin(2)  # infinite if there are only two
+    # of two equal tokens, the one that weighs less is cheaper to lose
+    cost = w * first.clamp_min(1e-24).sqrt()
+    return torch.where(cost > cost.gather(1, nearest), w * second.sqrt(), cost)
 
 
 def bipartite_merge(

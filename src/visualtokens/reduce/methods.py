@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError, unknown
-from visualtokens.ops import bipartite_merge, group_mean, kmeans, kmedoids, nearest_merge
-from visualtokens.ops.matching import merge_count
+from visualtokens.ops import bipartite_merge, group_mean, kmeans, kmedoids
+from visualtokens.ops.matching import mean_direction, merge_count, nearest_groups
 from visualtokens.ops.numerics import upcast
 from visualtokens.ops.seeds import top_k
 from visualtokens.reduce.attention import Evidence
@@ -198,7 +198,8 @@ class WeightedMerge(Pool):
     """The tokens that are cheapest to lose, by significance and distance, join their nearest kept token.
 
     Distances are those of the normalised tokens, as the layers that follow see them. With a ``threshold``, K
-    is the least number of tokens, and images keep as many as they need; see :func:`nearest_merge`.
+    is the least number of tokens, and images keep as many as they need; see
+    :func:`~visualtokens.ops.nearest_merge`.
     """
 
     needs = SIGNIFICANCE
@@ -214,10 +215,9 @@ class WeightedMerge(Pool):
         if k == 0:
             return keep_none(x)
         metric = F.layer_norm(upcast(x), x.shape[-1:])
-        merged = nearest_merge(
-            x, k, metric=metric, weights=seen.significance, size=seen.size, threshold=self.threshold
-        )
-        return Pooled(tokens=merged.tokens, assignment=merged.assignment)
+        groups = nearest_groups(metric, k, weights=seen.significance, threshold=self.threshold)  # (B, n)
+        k = k if self.threshold is None else int(groups.max()) + 1
+        return Pooled(tokens=mean_direction(x, groups, k, weights=seen.significance), assignment=groups)
 
 
 class ConvPool(Pool):
