@@ -1,21 +1,25 @@
 """Accuracy of a pretrained ImageNet classifier with fewer tokens, without training: all methods and budgets.
 
     python benchmarks/imagenet_reduce.py --weights vit.safetensors --photos imagenet_val/ \
-        [--save results/imagenet_reduce.json] [--only weighted_merge] [--speed]
+        [--save results/imagenet_reduce.json] [--only 'weighted_*'] [--speed]
 
 ``--weights`` holds ``vit_base_patch16_224`` in timm's names (int8 tensors with ``.scale`` and ``.zero`` are
-dequantised). ``--photos`` holds one photo per class, named by its number. Even numbers are for tuning, the
-odd ones are reported. Results are saved after every setting; the same command continues. ``--speed`` measures
-images/s as well, interleaved with the whole model, and needs a quiet machine.
+dequantised). ``--photos`` holds one photo per class, named by its number. Even numbers are for tuning and
+calibration, the odd ones are reported: all of them for the settings in MAIN, every second one for the others.
+Results are saved after every setting; the same command continues. ``--speed`` measures images/s instead: all
+settings of a budget interleaved with the whole model, which needs a quiet machine.
 
-Top-1 is compared with that of token merging at the same budget: the interval is that of the paired difference
-over 10,000 bootstrap samples of the photos.
+Top-1 is compared with that of token merging at the same budget and on the same photos: the interval is that
+of the paired difference over 10,000 bootstrap samples of the photos.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +30,43 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from visualtokens.bench import machine
+from visualtokens.bench import interleave, machine
 from visualtokens.data import Preprocess, read_image
 from visualtokens.files import write_atomically
 from visualtokens.reduce import macs, reduce, restore
+from visualtokens.tune.calibration import Profile, plain_copy
 from visualtokens.tune.planning import plan
-from visualtokens.tune.tradeoff import tradeoff
 
 MODEL = "vit_base_patch16_224"
-BUDGETS = (0.5, 0.36, 0.4, 0.3, 0.7)  # of the multiply-adds
+BUDGETS = (0.5, 0.4, 0.3, 0.7)  # of the multiply-adds
 RIVAL = "merge"
-# name: method, options of reduce
+MAIN = {"weighted_merge": (*BUDGETS, 0.36), RIVAL: (*BUDGETS, 0.36)}  # on all reported photos
+# name: method, options of reduce; k-medoids makes one update by default, k-means three
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "weighted_merge": ("weighted_merge", {}),
     "merge": ("merge", {}),
     "weighted_kmedoids": ("weighted_kmedoids", {}),
-    "weighted_kmedoids, paper's start": ("weighted_kmedoids", {"init": "significance"}),
+    "weighted_kmedoids, 3 updates": ("weighted_kmedoids", {"iterations": 3}),
+    "weighted_kmedoids, start by significance": ("weighted_kmedoids", {"init": "significance"}),
+    "weighted_kmedoids, random start": ("weighted_kmedoids", {"init": "random"}),
+    "weighted_kmedoids, sizes not carried": ("weighted_kmedoids", {"carry": False}),
     "weighted_kmeans": ("weighted_kmeans", {}),
-    "power_bert": ("power_bert", {}),
-    "random": ("random", {}),
+    "weighted_kmeans, 1 update": ("weighted_kmeans", {"iterations": 1}),
+    "weighted_kmeans, start by significance": ("weighted_kmeans", {"init": "significance"}),
+    "weighted_kmeans, sizes not carried": ("weighted_kmeans", {"carry": False}),
     "kmedoids": ("kmedoids", {}),
+    "kmedoids, start by significance": ("kmedoids", {"init": "significance"}),
     "kmeans": ("kmeans", {}),
+    "kmeans, start by significance": ("kmeans", {"init": "significance"}),
+    "power_bert": ("power_bert", {}),
     "importance": ("importance", {}),
+    "random": ("random", {}),
     "weighted_merge, sizes not carried": ("weighted_merge", {"carry": False}),
     "merge, sizes not carried": ("merge", {"carry": False}),
 }
+# The default method with other schedules, at one budget, on all reported photos.
+SCHEDULES = ("weighted_merge, constant rate", "weighted_merge, calibrated on 64 photos")
+SCHEDULE_BUDGET = 0.4
 SAMPLES = 10_000
 
 
@@ -68,12 +84,15 @@ def load_model(weights: Path, dtype: torch.dtype) -> nn.Module:
     return model.to(dtype)
 
 
-def read_photos(folder: Path) -> tuple[Tensor, Tensor]:
-    """Returns the photos with odd numbers, ``(n, 3, 224, 224)``, and their classes ``(n,)``."""
+def read_photos(files: Sequence[Path]) -> Tensor:
+    """Returns the preprocessed photos ``(n, 3, 224, 224)``."""
     preprocess = Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, crop=0.9)
-    files = [file for file in sorted(folder.glob("*.jpg")) if int(file.stem) % 2]
-    images = torch.stack([preprocess(read_image(file)) for file in tqdm(files, desc="photos")])
-    return images, torch.tensor([int(file.stem) for file in files])
+    return torch.stack([preprocess(read_image(file)) for file in tqdm(files, desc="photos")])
+
+
+def numbered(folder: Path, remainder: int) -> list[Path]:
+    """Returns the photos with even (0) or odd (1) numbers."""
+    return [file for file in sorted(folder.glob("*.jpg")) if int(file.stem) % 2 == remainder]
 
 
 @torch.inference_mode()
@@ -92,36 +111,62 @@ def interval(ours: np.ndarray, theirs: np.ndarray) -> list[float]:
 
 def add_intervals(rows: list[dict[str, Any]], full: list[int]) -> None:
     """Adds the differences from the whole model and from token merging at the same budget."""
-    rival = {row["budget"]: row["correct"] for row in rows if row["setting"] == RIVAL}
+    rivals = {row["budget"]: row["correct"] for row in rows if row["setting"] == RIVAL}
     for row in rows:
         correct = np.array(row["correct"])
+        step = len(full) // len(correct)
+        whole = np.array(full)[::step]
+        row["photos"] = len(correct)
         row["top1"] = round(100 * correct.mean(), 2)
-        row["against_whole"] = round(100 * (correct.mean() - np.mean(full)), 2)
-        row["against_whole_95"] = interval(correct, np.array(full))
-        if row["budget"] in rival and row["setting"] != RIVAL:
-            theirs = np.array(rival[row["budget"]])
+        row["against_whole"] = round(100 * (correct.mean() - whole.mean()), 2)
+        row["against_whole_95"] = interval(correct, whole)
+        if row["budget"] in rivals and row["setting"] != RIVAL:
+            theirs = np.array(rivals[row["budget"]])[::step]
             row["against_merge"] = round(100 * (correct.mean() - theirs.mean()), 2)
             row["against_merge_95"] = interval(correct, theirs)
 
 
+# name, colour and marker of a method in the picture; the variants of a method are thin lines of its colour
+STYLES = {
+    "weighted_merge": ("#0b4f8a", "o"),
+    "merge": ("#c4501b", "s"),
+    "weighted_kmedoids": ("#2b7a3d", "D"),
+    "weighted_kmeans": ("#7a4fa3", "^"),
+    "kmedoids": ("#8fbf9a", "D"),
+    "kmeans": ("#bda6d6", "^"),
+    "power_bert": ("#b8860b", "v"),
+    "importance": ("#888888", "x"),
+    "random": ("#bbbbbb", "+"),
+}
+
+
 def plot(result: dict[str, Any], path: Path) -> None:
+    """Draws the loss against the whole model on the same photos, in points."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(8.5, 5.5), layout="constrained")
     ax = figure.subplots()
     names = list(dict.fromkeys(row["setting"] for row in result["rows"]))
     for name in names:
         rows = sorted((row for row in result["rows"] if row["setting"] == name), key=lambda row: row["gmacs"])
-        style = dict(linewidth=3, zorder=5) if name == names[0] else dict(linewidth=1.3)
-        ax.plot([row["gmacs"] for row in rows], [row["top1"] for row in rows], "o-", label=name, **style)
-    ax.axhline(result["whole"]["top1"], color="0.4", linestyle=":", label="whole model")
+        method = rows[0]["method"]
+        color, marker = STYLES[method]
+        x, y = [row["gmacs"] for row in rows], [row["against_whole"] for row in rows]
+        if name == method:
+            width = 3 if name in MAIN else 1.6
+            ax.plot(x, y, color=color, marker=marker, linewidth=width, label=name, zorder=3)
+        else:
+            ax.plot(x, y, color=color, linewidth=0.7, alpha=0.6, linestyle="--")
+    ax.axhline(0, color="0.4", linestyle=":", label=f"whole model, {result['whole']['gmacs']:.1f} GMACs")
     ax.set(
         xlabel="GMACs per image",
-        ylabel="top-1, %",
-        title=f"{MODEL} without training, {result['photos']} photos",
+        ylabel="top-1 lost, points",
+        ylim=(-45, 3),
+        title=f"{MODEL} with fewer tokens, without training (dashed: other starts, updates, sizes)",
     )
     ax.grid(color="0.9")
-    ax.legend(fontsize=8)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(fontsize=8, frameon=False, loc="lower right")
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
 
 
@@ -129,14 +174,14 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"whole model: {result['whole']['top1']:.1f} % at {result['whole']['gmacs']:.2f} GMACs"]
     for row in sorted(result["rows"], key=lambda row: (-row["budget"], -row["top1"])):
         low, high = row["against_whole_95"]
-        text = f"{row['budget']:.2f}  {row['gmacs']:5.2f} GMACs  {row['setting']:34s} {row['top1']:5.1f} %  "
+        text = f"{row['budget']:.2f}  {row['gmacs']:5.2f} GMACs  {row['setting']:42s} {row['top1']:5.1f} %  "
         text += f"whole {row['against_whole']:+.1f} ({low:+.1f} to {high:+.1f})"
         if "against_merge" in row:
             text += "  merge {:+.1f} ({:+.1f} to {:+.1f})".format(
                 row["against_merge"], *row["against_merge_95"]
             )
         if "speedup" in row:
-            text += "  speed " + ", ".join(f"{v:.2f}× at batch {b}" for b, v in row["speedup"].items())
+            text += f"  {row['speedup']:.2f} times as fast"
         lines.append(text)
     return "\n".join(lines)
 
@@ -146,32 +191,34 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--save", type=Path, default=Path("results/imagenet_reduce.json"))
-    parser.add_argument("--only", nargs="*", help="settings to measure; by default all")
+    parser.add_argument("--only", default="*", help="pattern of settings to measure")
     parser.add_argument("--batch", type=int, default=25)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--speed", action="store_true", help="measure images/s of the default method")
+    parser.add_argument("--speed", action="store_true", help="measure images/s of the finished settings")
     options = parser.parse_args()
     torch.manual_seed(0)
-    model = load_model(options.weights, getattr(torch, options.dtype))
     result: dict[str, Any] = json.loads(options.save.read_text()) if options.save.exists() else {}
     if options.speed:
-        add_speed(load_model(options.weights, torch.float32), result)
+        add_speed(load_model(options.weights, torch.float32), result, options.save)
     else:
-        measure(model, result, options)
+        measure(load_model(options.weights, getattr(torch, options.dtype)), result, options)
     print(table(result))
-    options.save.write_text(
-        json.dumps(result, ensure_ascii=False).replace('{"setting"', '\n{"setting"') + "\n"
-    )
     plot(result, options.save.with_suffix(".png"))
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    text = json.dumps(result, ensure_ascii=False).replace('{"setting"', '\n{"setting"') + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def measure(model: nn.Module, result: dict[str, Any], options: argparse.Namespace) -> None:
     """Adds the settings that are not in the result yet."""
-    images, labels = read_photos(options.photos)
+    files = numbered(options.photos, 1)
+    images, labels = read_photos(files), torch.tensor([int(file.stem) for file in files])
     if not result:
         whole = predictions(model, images, options.batch)
         result |= {
-            "command": "python benchmarks/imagenet_reduce.py --weights … --photos …",
+            "command": "python benchmarks/imagenet_reduce.py --weights FILE --photos FOLDER",
             "machine": machine(),
             "model": MODEL,
             "dtype": options.dtype,
@@ -185,40 +232,68 @@ def measure(model: nn.Module, result: dict[str, Any], options: argparse.Namespac
             "rows": [],
         }
     done = {(row["setting"], row["budget"]) for row in result["rows"]}
-    todo = [(name, b) for name in options.only or SETTINGS for b in BUDGETS if (name, b) not in done]
+    todo = [(name, budget) for name in MAIN for budget in MAIN[name]]
+    todo += [(name, SCHEDULE_BUDGET) for name in SCHEDULES]
+    todo += [(name, budget) for budget in BUDGETS for name in SETTINGS if name not in MAIN]
+    todo = [each for each in todo if each not in done and fnmatch.fnmatch(each[0], options.only)]
     for name, budget in tqdm(todo, desc="settings"):
-        method, chosen = SETTINGS[name]
-        keep = plan(model, macs=budget, method=method).keep
+        method, chosen = SETTINGS[name.partition(",")[0] if name in SCHEDULES else name]
+        keep = schedule(model, name, method, budget, options.photos)
+        step = 1 if name in MAIN or name in SCHEDULES else 2
         reduce(model, method, keep=keep, **chosen)
         torch.manual_seed(0)
-        found = predictions(model, images, options.batch)
-        row = {"setting": name, "method": method, "options": chosen, "budget": budget, "keep": keep}
+        found = predictions(model, images[::step], options.batch)
+        row = {"setting": name, "method": method, "options": chosen, "budget": budget, "keep": list(keep)}
         row["gmacs"] = round(macs(model).total / 1e9, 3)
-        row["agreement"] = round(
-            100 * (found == torch.tensor(result["whole"]["predicted"])).float().mean().item(), 2
-        )
-        row["correct"] = (found == labels).int().tolist()
+        same = found == torch.tensor(result["whole"]["predicted"])[::step]
+        row["agreement"] = round(100 * same.float().mean().item(), 2)
+        row["correct"] = (found == labels[::step]).int().tolist()
         restore(model)
         result["rows"].append(row)
         add_intervals(result["rows"], result["whole"]["correct"])
-        options.save.write_text(json.dumps(result, ensure_ascii=False))
+        save(result, options.save)
 
 
-def add_speed(model: nn.Module, result: dict[str, Any]) -> None:
-    """Measures the speed-up of the schedules of the first setting and of merging, at batch 8 and 1."""
-    for batch in (8, 1):
-        for name in ("weighted_merge", RIVAL):
-            rows = {f"{row['budget']}": row for row in result["rows"] if row["setting"] == name}
-            found = tradeoff(model, {b: row["keep"] for b, row in rows.items()}, method=name, batch=batch)
-            for measured in found.rows[1:]:
-                row = rows[measured.name]
-                row.setdefault("speedup", {})[str(batch)] = round(measured.speedup.median, 3)
-                row.setdefault("speedup_95", {})[str(batch)] = [
-                    round(measured.speedup.low, 3),
-                    round(measured.speedup.high, 3),
-                ]
-                row["quiet"] = found.quiet
-    result["speed_machine"] = machine()
+def schedule(model: nn.Module, name: str, method: str, budget: float, photos: Path) -> Sequence[int]:
+    """Returns the tokens after each block: by default those of the default schedule."""
+    if name == "weighted_merge, constant rate":
+        constant = Profile((*(1.0,) * (len(model.blocks) - 1), 0.0))
+
+        def cost(keep: Sequence[int]) -> float:
+            return macs(reduced, keep=keep).total
+
+        reduced = reduce(plain_copy(model), method, keep=0.5)
+        scale = constant.scaled(cost, budget * macs(model).total, 196, 0)
+        return constant.keep(scale, 196, fewest=0)
+    images = None
+    if name == "weighted_merge, calibrated on 64 photos":
+        files = numbered(photos, 0)
+        images = read_photos(files[:: len(files) // 64][:64])
+    return plan(model, macs=budget, method=method, images=images).keep
+
+
+def add_speed(model: nn.Module, result: dict[str, Any], path: Path) -> None:
+    """Adds the speed-up of every setting at batch 8, measured budget by budget with the whole model."""
+    images = torch.randn(8, 3, 224, 224)
+    for budget in BUDGETS:
+        rows = [row for row in result["rows"] if row["budget"] == budget and "speedup" not in row]
+        if not rows:
+            continue
+        models = {"whole": model}
+        for row in rows:
+            models[row["setting"]] = reduce(
+                plain_copy(model), row["method"], keep=row["keep"], **row["options"]
+            )
+        with torch.inference_mode():
+            found = interleave({name: partial(each, images) for name, each in models.items()}, rounds=3)
+        for row in rows:
+            spread = found.ratio(row["setting"])
+            row["speedup"] = round(spread.median, 3)
+            row["speedup_spread"] = [round(spread.low, 3), round(spread.high, 3)]
+            row["images_per_second"] = round(found.rate(row["setting"], 8).median, 2)
+            row["quiet"] = found.quiet
+        result["speed"] = {"batch": 8, "dtype": "float32", "machine": machine()}
+        save(result, path)
 
 
 if __name__ == "__main__":
