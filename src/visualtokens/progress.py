@@ -239,4 +239,5 @@ def hardware(device: torch.device, *, processes: int = 1, workers: int = 0) -> s
 
 def count(number: int, one: str) -> str:
     """Return a number with its noun, such as ``1 class``, ``2 classes`` or ``1,797 images``."""
-    return f"{number:,} {one if number == 1 else one + ('es' if one.endswith(('s', 'ch')) else 's')}"
+    hisses = one.endswith(("s", "ch")) and one != "epoch"
+    return f"{number:,} {one if number == 1 else one + ('es' if hisses else 's')}"
