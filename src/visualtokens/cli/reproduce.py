@@ -113,7 +113,9 @@ def _run(config: ReproduceConfig, studies: list[Study], paths: dict[str, str | N
         raise Failure(_failures(outcome))
     lines = [results.text(result) for result in found.values()]
     if outcome.signal is not None:
-        lines.append(f"interrupted with {outcome.finished} of {len(jobs)} runs finished; resume: same command")
+        lines.append(
+            f"interrupted with {outcome.finished} of {len(jobs)} runs finished; resume: same command"
+        )
     code = 0 if outcome.signal is None else 128 + outcome.signal
     return Result("\n\n".join(lines), {"results": found, "signal": outcome.signal}, code)
 

@@ -114,9 +114,7 @@ def all_jobs(studies: Iterable[Study], seeds: int | None) -> list[Job]:
 
 
 def _job(study: Study, options: Options, seed: int, label: str = "") -> Job:
-    needs = {
-        name: _stage_job(study, options[name], seed) for name in REFERENCES if name in options
-    }
+    needs = {name: _stage_job(study, options[name], seed) for name in REFERENCES if name in options}
     own = options | {"data": study.data_of(options)}
     if own.get("model") == REDUCED and "init" not in needs:
         raise UserError(f"study {study.name}: a {REDUCED} starts from a stage; give it init")

@@ -26,6 +26,11 @@ from visualtokens.train.lock import lock
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 LOG = "log.txt"
+WORKER = (
+    sys.executable,
+    "-m",
+    "visualtokens.studies.worker",
+)  # the process of a run; takes its folder and our id
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
@@ -44,7 +49,7 @@ def run_jobs(
     *,
     paths: Mapping[str, str | None],
     workers: int | None = None,
-    after: Callable[[Job], None] = lambda job: None,
+    after: Callable[[Job], object] = lambda job: None,
     shown: bool | None = None,
 ) -> Outcome:
     """Run the jobs that are not finished, in order, each as soon as its stages are; call ``after`` each.
@@ -58,11 +63,11 @@ def run_jobs(
     with lock(out), catch_signals() as stop:
         queue = Queue(jobs, out, paths=paths)
         total, done = sum(job.epochs for job in jobs), queue.epochs_done()
-        with Progress("studies", total=total, done=done, unit="epoch", shown=shown) as progress:
-            with queue.stopping():
-                while queue.step(workers or _cores(), after) and not stop:
-                    _show(progress, queue)
-                    time.sleep(POLL_SECONDS)
+        report = Progress("studies", total=total, done=done, unit="epoch", shown=shown, rated=False)
+        with report as progress, queue.stopping():
+            while queue.step(workers or _cores(), after) and not stop:
+                _show(progress, queue)
+                time.sleep(POLL_SECONDS)
             _show(progress, queue)
         return queue.outcome(stop)
 
@@ -95,7 +100,7 @@ class Queue:
         names = ", ".join(job.label for job, _ in self.running.values())
         return f"{len(self.waiting)} runs wait, now {names or 'none'}"
 
-    def step(self, workers: int, after: Callable[[Job], None]) -> bool:
+    def step(self, workers: int, after: Callable[[Job], object]) -> bool:
         """Collect the runs that ended and start others; return whether any is left."""
         for key, (job, process) in list(self.running.items()):
             if process.poll() is None:
@@ -107,16 +112,16 @@ class Queue:
             else:
                 after(job)
         while len(self.running) < workers:
-            job = next((job for job in self.waiting if job.ready(self.out)), None)
-            if job is None:
+            ready = next((job for job in self.waiting if job.ready(self.out)), None)
+            if ready is None:
                 break
-            self.waiting.remove(job)
-            self.running[job.key] = job, self._start(job)
+            self.waiting.remove(ready)
+            self.running[ready.key] = ready, self._start(ready)
         return bool(self.running)
 
     def _start(self, job: Job) -> subprocess.Popen[bytes]:
         folder = job.write(self.out, self.paths)
-        command = [sys.executable, "-m", "visualtokens.studies", str(folder), str(os.getpid())]
+        command = [*WORKER, str(folder), str(os.getpid())]
         with (folder / LOG).open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | ONE_THREAD

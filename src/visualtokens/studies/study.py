@@ -1,4 +1,4 @@
-"""Studies as data: YAML files with a claim, the arms that are trained, and what is compared. Needs no torch."""
+"""Studies as data: YAML files with a claim, arms that are trained, and what is compared. Needs no torch."""
 
 from __future__ import annotations
 

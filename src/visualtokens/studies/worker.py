@@ -1,4 +1,4 @@
-"""``python -m visualtokens.studies FOLDER PARENT``: the process of one run, which the runner starts."""
+"""``python -m visualtokens.studies.worker FOLDER PARENT``: the process of one run of a study."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def _train_metrics(checkpoint: Checkpoint, data: str, options: dict[str, Any]) -
 
 
 def _size(checkpoint: Checkpoint) -> dict[str, int | None]:
-    model, size = checkpoint.model, getattr(checkpoint.preprocess, "size", None)
+    model = checkpoint.model
     parameters = count_parameters(model)
     if checkpoint.config["architecture"] == NAME:
         return {"parameters": parameters, "macs": macs(model).total}
     if checkpoint.task.name == "detect":  # its cost depends on the image
         return {"parameters": parameters, "macs": None}
-    return {"parameters": parameters, "macs": count_macs(model, size)}
+    return {"parameters": parameters, "macs": count_macs(model, checkpoint.preprocess.size)}
 
 
 def _add_time(folder: Path) -> float:
