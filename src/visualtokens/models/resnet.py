@@ -12,7 +12,7 @@ from torch import nn
 from visualtokens.errors import UserError
 from visualtokens.models.registry import AnySize, register_family
 
-CONFIGS: dict[str, dict[str, Any]] = {"resnet18_32": dict(layers=(2, 2, 2, 2))}
+CONFIGS: dict[str, dict[str, Any]] = {"resnet18_32": dict(depths=(2, 2, 2, 2))}
 LEVELS = 5  # maps: stem, layer1 to layer4
 
 
@@ -23,13 +23,13 @@ class ResNet32(AnySize, ResNet):
     """
 
     def __init__(
-        self, *, layers: Sequence[int], width: float = 1.0, in_chans: int = 3, **options: Any
+        self, *, depths: Sequence[int], width: float = 1.0, in_chans: int = 3, **options: Any
     ) -> None:
         if width <= 0:
             raise UserError(f"width={width}; give a factor above 0, such as 0.25")
         channels = [make_divisible(c * width, 8) for c in (64, 128, 256, 512)]
         stem = dict(stem_type="deep", stem_width=channels[0] // 2)  # a plain stem would have 64 channels
-        super().__init__(BasicBlock, tuple(layers), channels=channels, in_chans=in_chans, **stem, **options)
+        super().__init__(BasicBlock, tuple(depths), channels=channels, in_chans=in_chans, **stem, **options)
         self.conv1 = nn.Conv2d(in_chans, channels[0], 3, padding=1, bias=False)
         self.maxpool = nn.Identity()
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
