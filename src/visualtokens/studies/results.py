@@ -173,7 +173,7 @@ def draw(result: Result) -> Any:
 
     arms, comparisons = result["arms"], result["comparisons"]
     rows = max(len(arms), len(comparisons))
-    figure = Figure(figsize=(12, 1.6 + 0.34 * rows), layout="constrained")
+    figure = Figure(figsize=(12, 1.9 + 0.32 * rows), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_arms(left, result)
     for y, each in enumerate(comparisons):
@@ -189,13 +189,14 @@ def draw(result: Result) -> Any:
     right.axvline(0, color="0.4", linewidth=1)
     labels = [_short(each) for each in comparisons]
     right.set_yticks(range(len(comparisons)), labels, fontsize=8)
-    right.invert_yaxis()
+    right.set_ylim(len(comparisons) - 0.5, -0.5)
     right.set(xlabel="difference in points, 95 % interval", title="green confirms, red contradicts the claim")
     for axis in (left, right):
         axis.grid(axis="x", color="0.9")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
         axis.title.set_fontsize(9)
+    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(f"{result['study']}: {count(len(result['seeds']), 'seed')}", fontsize=11)
     return figure
 
@@ -217,9 +218,8 @@ def _draw_arms(axis: Any, result: Result) -> None:
             capsize=3,
         )
     axis.set_yticks(range(len(result["arms"])), list(result["arms"]), fontsize=8)
-    axis.invert_yaxis()
+    axis.set_ylim(len(result["arms"]) - 0.5, -0.5)
     axis.set(xlabel=f"{metric_name(score)}, %", title="mean ± standard deviation over seeds")
-    axis.legend(frameon=False, fontsize=8)
 
 
 def _short(comparison: Mapping[str, Any]) -> str:
