@@ -23,6 +23,8 @@ FAMILIES = {
     "Swin": "The baselines of the isotropic STViT.",
     "VT-ResNet": "The last stage of a ResNet is replaced by a transformer on 16 visual tokens (Visual "
     "Transformers). `visualtokens.add_vt_stage(model)` does the same to another timm CNN.",
+    "ResNet": "The baseline of VT-ResNets for 32×32 images, which timm does not have; `width` scales its "
+    "channels.",
     "DeiT": "The narrow base models of Token Pooling. `reduced_vit` builds any timm ViT with token "
     "reduction: see [Token reduction](reduce.md).",
 }

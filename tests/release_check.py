@@ -34,7 +34,9 @@ def check_wheel(wheel: Path) -> None:
     for needed in (
         "visualtokens/py.typed",
         "visualtokens/papers/published.csv",
+        "visualtokens/papers/verdicts.csv",
         "visualtokens/recipes/deit.yaml",
+        "visualtokens/recipes/studies/stages.yaml",
     ):
         assert needed in packed, needed
 

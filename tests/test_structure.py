@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"tasks", "checkpoint", "data", "models"},
     "bench": {"models"},
     "tune": {"reduce", "bench", "train", "tasks", "checkpoint", "converters", "data"},
+    "studies": {"reduce", "bench", "train", "tune", "tasks", "checkpoint"},
     "report": {"explain", "data"},
     "hub": {"train", "checkpoint", "tasks", "explain", "data"},
 }

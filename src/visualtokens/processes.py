@@ -29,9 +29,14 @@ def end_with_torchrun() -> None:
 
     A torchrun that is killed cannot stop its processes.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(os.getppid())
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent process of this id ends; on Linux only."""
+    if sys.platform != "linux":
         return
-    parent = os.getppid()
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # ended between these calls

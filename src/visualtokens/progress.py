@@ -41,7 +41,7 @@ class Progress:
 
     ``shown=None`` draws a bar on a terminal and logs lines elsewhere, True always draws the bar, False shows
     nothing. ``unit`` is the noun for one step. ``later`` steps of the same kind follow in other computations,
-    such as the next epochs.
+    such as the next epochs. ``rated=False`` leaves the images per second out.
 
     >>> with Progress("epoch 1/10", total=450, unit="step") as progress:
     ...     progress.advance(images=64, note=lambda: "loss 2.302")
@@ -56,9 +56,11 @@ class Progress:
         done: int = 0,
         later: int = 0,
         shown: bool | None = None,
+        rated: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.total, self.unit, self.done, self.later = name, total, unit, done, later
+        self._rated = rated
         self._before = done
         self._images = 0
         self._clock = clock
@@ -75,7 +77,7 @@ class Progress:
                 desc=name,
                 leave=False,
                 bar_format=BAR,
-                postfix=rate(0, 0.0),
+                postfix=self._rate(0.0),
                 file=sys.stderr,
             )
 
@@ -97,19 +99,22 @@ class Progress:
         self.done += 1
         self._images += images
         if self._bar is not None:
-            parts = (rate(self._images, self._clock() - self._began), note())
+            parts = (self._rate(self._clock() - self._began), note())
             self._bar.set_postfix_str(", ".join(filter(None, parts)), refresh=False)
             self._bar.update()
         elif self._logs and (now := self._clock()) - self._line >= LINE_SECONDS:
             self._line = now
             logger.info(self.line(note()))
 
+    def _rate(self, seconds: float) -> str:
+        return rate(self._images, seconds) if self._rated else ""
+
     def line(self, note: str = "") -> str:
         """Return the state as one line of text."""
         elapsed = self._clock() - self._began
         steps = count(self.done if self.total is None else self.total, self.unit)
         of = "" if self.total is None else f"{self.done:,} of "
-        parts = [f"{self.name}: {of}{steps}", rate(self._images, elapsed), note]
+        parts = [f"{self.name}: {of}{steps}", self._rate(elapsed), note]
         if self.total is not None and self.done > self._before:
             step = elapsed / (self.done - self._before)
             left = self.total - self.done
@@ -239,4 +244,5 @@ def hardware(device: torch.device, *, processes: int = 1, workers: int = 0) -> s
 
 def count(number: int, one: str) -> str:
     """Return a number with its noun, such as ``1 class``, ``2 classes`` or ``1,797 images``."""
-    return f"{number:,} {one if number == 1 else one + ('es' if one.endswith(('s', 'ch')) else 's')}"
+    hisses = one.endswith(("s", "ch")) and one != "epoch"
+    return f"{number:,} {one if number == 1 else one + ('es' if hisses else 's')}"

@@ -45,9 +45,9 @@ def test_filter(vtok: Vtok) -> None:
         2,
         "",
         "error: no match for 'pca_vit_nano'; the closest are paca_vit_nano, paca_vit_tiny, paca_vit_base; "
-        "`vtok models` lists all 36\n",
+        "`vtok models` lists all 37\n",
     )
-    assert vtok("models", "#") == (2, "", "error: no match for '#'; `vtok models` lists all 36\n")
+    assert vtok("models", "#") == (2, "", "error: no match for '#'; `vtok models` lists all 37\n")
 
 
 @pytest.mark.parametrize(

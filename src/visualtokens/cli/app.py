@@ -29,6 +29,7 @@ VERBS = {
     "convert": "Convert released weights into a checkpoint folder.",
     "push": "Share a checkpoint on the Hugging Face Hub with a model card.",
     "papers": "Show the published figures of the papers beside those of this library.",
+    "reproduce": "Test claims of the papers by trainings at small scale, with several seeds.",
     "demo": "Train, evaluate and explain a small model on real digits, and write a report.",
     "completion": "Print a script that completes commands in bash, zsh or fish.",
     "help": "Show this list, or the options of a verb.",

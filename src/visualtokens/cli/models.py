@@ -23,6 +23,7 @@ FAMILIES = {
     "deit": ("DeiT", "token-pooling"),
     "paca_vit": ("PaCa-ViT", "paca-vit"),
     "pvt_v2": ("PVTv2", "paca-vit"),
+    "resnet": ("ResNet", "visual-transformers"),
     "stvit": ("STViT", "stvit"),
     "swin_iso": ("Swin", "stvit"),
     "vt_resnet": ("VT-ResNet", "visual-transformers"),

@@ -27,7 +27,10 @@ CONFIGS = {
 
 
 class PVTv2(ReleasedNames, AnySize, PyramidVisionTransformerV2):
-    """timm's PVTv2; ``small_stem`` has strides 1, 2, 2, 1 instead of 4, 2, 2, 2 (PaCa Table 1, CIFAR-100)."""
+    """timm's PVTv2; ``small_stem`` has strides 1, 2, 2, 1 instead of 4, 2, 2, 2 (PaCa Table 1, CIFAR-100).
+
+    ``stem_stride`` replaces the first of them, for smaller models.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class PVTv2(ReleasedNames, AnySize, PyramidVisionTransformerV2):
         sr_ratios: Sequence[int] = (8, 4, 2, 1),
         mlp_ratios: Sequence[float] = (8, 8, 4, 4),
         small_stem: bool = False,
+        stem_stride: int = 1,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "avg",
@@ -57,14 +61,14 @@ class PVTv2(ReleasedNames, AnySize, PyramidVisionTransformerV2):
             drop_path_rate=drop_path_rate,
         )
         if small_stem:
-            self._use_small_stem(in_chans, embed_dims[0])
+            self._use_small_stem(in_chans, embed_dims[0], stem_stride)
 
-    def _use_small_stem(self, in_chans: int, width: int) -> None:
-        self.patch_embed = OverlapPatchEmbed(patch_size=3, stride=1, in_chans=in_chans, embed_dim=width)
+    def _use_small_stem(self, in_chans: int, width: int, stride: int) -> None:
+        self.patch_embed = OverlapPatchEmbed(patch_size=3, stride=stride, in_chans=in_chans, embed_dim=width)
         self.patch_embed.apply(self._init_weights)
         self.stages[3].downsample.proj.stride = (1, 1)
-        for info, stride in zip(self.feature_info, (1, 2, 4, 4), strict=True):
-            info["reduction"] = stride
+        for info, factor in zip(self.feature_info, (1, 2, 4, 4), strict=True):
+            info["reduction"] = stride * factor
 
 
 _SMALL_CFG = dict(input_size=(3, 32, 32), num_classes=100, pool_size=(8, 8), crop_pct=1.0)
