@@ -36,8 +36,16 @@ MODEL_ARGS: dict[str, Any] = dict(
     backbone_args=dict(dynamic_img_size=True, dynamic_img_pad=True),  # images keep their aspect ratio
     head_args=dict(dim=96, width=48),
 )
-BUDGETS = (0.7, 0.5, 0.36)  # of the backbone's multiply-adds
-METHODS = ("weighted_merge", "merge")
+BUDGETS = (0.5, 0.7, 0.36)  # of the backbone's multiply-adds
+SETTINGS = (
+    ("whole", 1.0),
+    ("weighted_merge", 0.5),
+    ("merge", 0.5),
+    ("weighted_merge", 0.7),
+    ("weighted_merge", 0.36),
+    ("merge", 0.7),
+    ("merge", 0.36),
+)
 
 
 def learn(weights: Path, data: str, out: Path, *, size: int, epochs: int) -> None:
@@ -72,7 +80,8 @@ def evaluate(checkpoint: Any, data: str) -> dict[str, Any]:
     loader = create_segment_loader(
         open_segmentation(data, "val"), checkpoint.preprocess, batch=16, train=False
     )
-    found = segment.evaluate(checkpoint.model, loader, classes=checkpoint.classes, progress=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = segment.evaluate(checkpoint.model, loader, classes=checkpoint.classes, progress=True)
     return {
         "miou": round(found.miou, 4),
         "pixel_accuracy": round(found.pixel_accuracy, 4),
@@ -122,8 +131,7 @@ def main() -> None:
     }
     checkpoint = load(folder)
     done = {(row["method"], row["budget"]) for row in saved["rows"]}
-    settings = [("whole", 1.0), *((method, budget) for budget in BUDGETS for method in METHODS)]
-    for method, budget in settings:
+    for method, budget in SETTINGS:
         if (method, budget) in done:
             continue
         if budget < 1:
