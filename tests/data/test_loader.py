@@ -165,8 +165,9 @@ def test_repeated_augmentation_takes_copies_of_fewer_items() -> None:
         assert torch.equal(images[place], usual[index]) == (place % 3 == 0)
     assert not torch.equal(images[1], images[2])
     assert_equal(batches[1:], epoch(loader, 1, start=1))  # resumed
-    parts = [epoch(load(repeats=3, share=Share(part, 2)), 1) for part in range(2)]
-    assert torch.equal(torch.cat([parts[0][0].images, parts[1][0].images]), batches[0].images)
+    for share in (Share(0, 2), Share(1, 2)):
+        first = epoch(load(repeats=3, share=share), 1)[0]
+        assert torch.equal(first.images, batches[0].images[share.of(4)])
 
 
 def test_repeats_are_for_training_on_items() -> None:
