@@ -65,6 +65,20 @@ def test_table_shows_the_requested_schedule_first(vtok: Vtok, vit: Path, data: s
     assert Image.open(picture).size[0] > 500
 
 
+def test_clustering_as_published(vtok: Vtok, vit: Path, tmp_path: Path) -> None:
+    """The start and the updates of the paper are those of the saved model, and of the call that is shown."""
+    out = tmp_path / "reduced"
+    options = ("--method", "kmedoids", "--keep", "40,20,10", "--as_published", "--out", out, *QUICK)
+    code, text, _ = vtok("reduce", vit, *options)
+    assert code == 0
+    assert "keep=[40, 20, 10], init='significance', iterations=3)" in text
+    model = load_checkpoint(out).model
+    assert (model.reduction.init, model.reduction.iterations) == ("significance", 3)
+    assert {(b.reduction.pool.init, b.reduction.pool.iterations) for b in model.blocks} == {
+        ("significance", 3)
+    }
+
+
 def test_json_contains_the_plan(vtok: Vtok, vit: Path) -> None:
     code, text, _ = vtok("reduce", vit, "--method", "power_bert", "--macs", "0.5", "--json", *QUICK)
     document = json.loads(text)
@@ -90,6 +104,15 @@ def test_timm_model_reports_random_weights(vtok: Vtok) -> None:
         (("--keep", "many"), "keep='many' is not valid"),
         (("--macs", "10"), "macs=10 is out of reach"),
         (("--search",), "--search needs --lambda"),
+        (
+            ("--init", "random"),
+            "--init has no effect with --method weighted_merge; leave it out, or use kmeans",
+        ),
+        (("--as_published",), "--as_published has no effect with --method weighted_merge"),
+        (
+            ("--method", "kmeans", "--iterations", "1", "--as_published"),
+            "--as_published and --iterations exclude each other",
+        ),
         (("--weights", "x.safetensors"), "has weights of its own"),
     ],
 )

@@ -132,6 +132,14 @@ def test_papers_shows_published_beside_computed(vtok: Vtok) -> None:
     assert {row["paper"] for row in document["rows"]} == {"paca-vit"}
 
 
+def test_papers_shows_architectures_and_unexplained_differences(vtok: Vtok) -> None:
+    assert vtok("papers", "paca-vit", "--table", "2", "--unexplained")[:2] == (0, "\n")
+    code, text, _ = vtok("papers", "visual-transformers", "--table", "11")
+    assert (code, text.splitlines()[0]) == (0, "visual-transformers, table 11")
+    document = json.loads(vtok("papers", "paca-vit", "--table", "1", "--json")[1])
+    assert document["architecture"][0].startswith("paca-vit, table 1")
+
+
 def test_diverging_training_ends_with_one_line_and_code_1(vtok: Vtok, data: str, tmp_path: Path) -> None:
     options = ("--data", data, "--out", tmp_path / "run", "--lr", "1e20", "--warmup_epochs", "0")
     code, out, err = vtok("train", "--model", "paca_vit_nano", *options)

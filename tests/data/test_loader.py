@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,36 @@ def test_an_item_depends_on_seed_epoch_and_index_only() -> None:
         torch.testing.assert_close(image, reference[index], rtol=0, atol=2e-6)
     for other in (images(10, 4, seed=1), images(10, 4, number=1)):
         assert all((other[index] != image).any() for index, image in reference.items())
+
+
+def test_repeated_augmentation_takes_copies_of_fewer_items() -> None:
+    """Each image in a row as often as asked, augmented differently; the first copy is the usual one."""
+
+    def load(**options: Any) -> Loader[Batch]:
+        return create_loader(Squares(10), PREPROCESS, batch=4, train=True, augment=EVERYTHING, **options)
+
+    loader = load(repeats=3)
+    batches = epoch(loader, 1)
+    assert [len(b) for b in batches] == [4, 4, 2]
+    indices = torch.cat([b.index for b in batches]).tolist()
+    once = torch.cat([b.index for b in epoch(load(), 1)]).tolist()
+    assert indices == [index for index in once for _ in range(3)][:10]
+    images = torch.cat([b.images for b in batches])
+    usual = by_index(epoch(load(), 1))
+    for place, index in enumerate(indices):
+        assert torch.equal(images[place], usual[index]) == (place % 3 == 0)
+    assert not torch.equal(images[1], images[2])
+    assert_equal(batches[1:], epoch(loader, 1, start=1))  # resumed
+    for share in (Share(0, 2), Share(1, 2)):
+        first = epoch(load(repeats=3, share=share), 1)[0]
+        assert torch.equal(first.images, batches[0].images[share.of(4)])
+
+
+def test_repeats_are_for_training_on_items() -> None:
+    with pytest.raises(UserError, match="repeats=3 must be at least 1, and 1 for evaluation"):
+        create_loader(Squares(4), PREPROCESS, batch=2, train=False, repeats=3)
+    with pytest.raises(UserError, match="repeats=2 needs a dataset with random access, not"):
+        create_loader(Stream((4,)), PREPROCESS, batch=2, train=True, repeats=2)
 
 
 def test_global_random_state_is_neither_read_nor_changed() -> None:

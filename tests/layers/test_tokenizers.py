@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from visualtokens import record_groupings
 from visualtokens.errors import UserError
@@ -216,6 +217,15 @@ def test_two_colours_are_two_clusters() -> None:
     x[:, 0, :, :2], x[:, 1, :, 2:] = 3.0, 5.0
     centres = Centroids(2)(x)
     assert torch.allclose(centres, torch.eye(2).unsqueeze(0))
+
+
+def test_centroids_start_from_means_of_pixels_that_are_then_normalised() -> None:
+    """VT Listing 1: a long pixel weighs more in the mean of its cell than a short one."""
+    x = torch.zeros(1, 2, 1, 4)
+    x[0, :, 0] = torch.tensor([[9.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
+    centres = Centroids(2, iterations=0)(x)
+    expected = F.normalize(torch.tensor([[4.5, 0.5], [0.5, 0.5]]), dim=1)
+    assert torch.allclose(centres[0], expected)
 
 
 def test_centroids_are_deterministic_unit_vectors_without_gradient() -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from visualtokens.papers import verdicts
+from visualtokens.papers import Row, published, table, verdicts
 from visualtokens.papers.verdicts import verdict_for
 from visualtokens.studies.results import load_results
 
@@ -36,7 +36,13 @@ def test_page_and_verdicts_are_up_to_date(script: ModuleType) -> None:
     assert script.VERDICTS.read_text("utf-8") == script.verdicts_csv(found), "run: python docs/studies.py"
 
 
+def _lines(rows: list[Row]) -> list[str]:
+    """The lines of the table below its title and header."""
+    return table(rows).splitlines()[2 : 2 + len(rows)]
+
+
 def test_verdicts_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = published("visual-transformers", "3")
     (tmp_path / verdicts.FILE).write_text(CSV)
     monkeypatch.setattr(verdicts.resources, "files", lambda package: tmp_path)
     verdicts._read.cache_clear()
@@ -46,5 +52,11 @@ def test_verdicts_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert (one.claim, one.verdict, one.seeds) == ("A.", "undecided", 3)
         assert verdict_for("visual-transformers", "3", "vt_r18", "tokenizer=cluster") == []
         assert verdict_for("paca-vit", "3") == []
+        rows = [Row(figure, None) for figure in figures if not figure.is_cost and figure.model == "vt_r18"]
+        shown = {
+            row.published.variant: line.endswith("undecided")
+            for row, line in zip(rows, _lines(rows), strict=True)
+        }
+        assert shown == {"tokenizer=pool": True, "tokenizer=cluster": False, "tokenizer=filter": True}
     finally:
         verdicts._read.cache_clear()

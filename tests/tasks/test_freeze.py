@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from visualtokens.errors import UserError
 from visualtokens.tasks.detect import create as create_detector
-from visualtokens.tasks.freeze import eval_frozen, freeze
+from visualtokens.tasks.freeze import eval_frozen, freeze, freeze_norms
 from visualtokens.tasks.segment import create as create_segmenter
 from visualtokens.tasks.timm_models import build_model, head_prefixes
 
 RESNET: dict[str, Any] = dict(channels=[8, 8, 8, 8])
+SMALL = dict(dim=8, width=8, tokens=2, token_dim=16, attn_dim=8, groups=1, hidden=16)
 # One small model per family, with its number of stages or blocks.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "resnet18": (RESNET | dict(drop_path_rate=0.5, drop_block_rate=0.1), 4),
@@ -158,3 +159,24 @@ def test_models_that_do_not_name_their_layers() -> None:
         assert set(trained(model)) == heads_of(model)
     with pytest.raises(UserError, match="freeze=backbone: 'x' has no head that would be trained"):
         freeze(nn.Linear(2, 2), "backbone", heads=set(), name="x")
+
+
+def test_frozen_norms_of_the_backbone_do_not_change() -> None:
+    model = create_segmenter("vt_fpn", backbone="resnet18", classes=3, backbone_args=RESNET, head_args=SMALL)
+    heads = {name for name, _ in model.named_parameters() if not name.startswith("backbone.body.")}
+    note = freeze_norms(model, heads=heads, name="vt_fpn")
+    assert note == "21 BatchNorm layers of the backbone are not trained"
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    eval_frozen(model)
+    model(torch.randn(2, 3, 64, 64)).square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert not [name for name in changed if ".bn" in name or "downsample.1" in name]
+    assert "backbone.body.conv1.weight" in changed
+    assert any("running_mean" in name for name in changed)  # of the head
+    with pytest.raises(UserError, match="freeze_norms: the backbone of 'test_vit' has no BatchNorm"):
+        freeze_norms(built("test_vit"), heads=set(), name="test_vit")

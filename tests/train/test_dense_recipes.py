@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
+from pathlib import Path
 
 import pytest
+import timm
 import torch
 import yaml
 from timm.layers import DropPath
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from visualtokens.cli.parse import RECIPES as FOLDER
 from visualtokens.cli.parse import parse
 from visualtokens.cli.train import VERB
 from visualtokens.tasks.detect.task import DetectTraining
+from visualtokens.tasks.freeze import sync_trained_norms
 from visualtokens.tasks.segment.task import SegmentTraining
 from visualtokens.train import TrainConfig
 from visualtokens.train.distributed import Team
 from visualtokens.train.run import Run
+from visualtokens.train.step import Learner
 
 NAMES = (
     *("vt_fpn_cocostuff", "vt_fpn_lip", "upernet_ade20k"),
@@ -30,6 +37,8 @@ STVIT = ("--model_args.backbone", "stvit_small")
 def config_of(name: str, *changes: str) -> TrainConfig:
     """The recipe on digit scenes, as the command line reads it; nothing is fetched."""
     given = ["--config", name, "--data", "digit_scenes", "--out", "run"]
+    if name.startswith("vt_fpn") and "--init" not in changes:
+        given += ["--init", "resnet50_stride_first.pth"]
     config, _ = parse("train", "", VERB, [*given, "--device", "cpu", "--workers", "0", *changes])
     return config  # type: ignore[no-any-return]
 
@@ -70,8 +79,12 @@ def test_every_key_of_a_recipe_is_an_option_with_that_value(name: str) -> None:
     ("name", "batch", "lr", "decay", "size"),
     [("vt_fpn_cocostuff", 32, 0.04, 1e-4, 800), ("vt_fpn_lip", 96, 0.01, 5e-4, 473)],
 )
-def test_vt_fpn(name: str, batch: int, lr: float, decay: float, size: int) -> None:
-    run = run_of(config_of(name, "--model_args.backbone", "resnet18"))
+def test_vt_fpn(name: str, batch: int, lr: float, decay: float, size: int, tmp_path: Path) -> None:
+    weights, narrow = tmp_path / "resnet.pth", [8, 8, 8, 8]
+    torch.save(timm.create_model("resnet26", channels=narrow).state_dict(), weights)
+    small = ("--model_args.backbone", "resnet26", "--model_args.backbone_args.channels", str(narrow))
+    run = run_of(config_of(name, *small, "--init", str(weights)))
+    _assert_detectron2_backbone(run.learner)
     assert (run.config.batch, run.config.sync_bn) == (batch, True)
     assert len(run.train_loader) == math.ceil(SCENES / batch)
     optimizer = run.learner.optimizer
@@ -84,8 +97,28 @@ def test_vt_fpn(name: str, batch: int, lr: float, decay: float, size: int) -> No
     assert (task.preprocess.size, task.options.smoothing, task.augment.flip) == ((size, size), 0, 0.5)
 
 
+def _assert_detectron2_backbone(learner: Learner) -> None:
+    """Stride first; stem, one stage and BatchNorm of the backbone frozen; SyncBatchNorm in the head alone."""
+    learner.train_mode()
+    names = {name for name, p in learner.model.named_parameters() if p.requires_grad}
+    body = learner.model.backbone.body
+    assert body.layer2[0].conv1.stride == (2, 2)
+    assert body.layer2[0].conv2.stride == (1, 1)
+    assert not any(".conv1.weight" in name and ".layer" not in name for name in names)
+    assert not any(".layer1." in name or ".bn" in name for name in names)
+    assert "backbone.body.layer2.0.conv1.weight" in names
+    norms = [m for m in learner.model.modules() if isinstance(m, _BatchNorm)]
+    assert {m.training for m in body.modules() if isinstance(m, _BatchNorm)} == {False}
+    synced = sync_trained_norms(copy.deepcopy(learner.model))
+    kinds = {name: type(m) for name, m in synced.named_modules() if isinstance(m, _BatchNorm)}
+    assert len(kinds) == len(norms)
+    for name, kind in kinds.items():
+        assert (kind is nn.SyncBatchNorm) == (not name.startswith("backbone.")), name
+
+
 def test_upernet() -> None:
     run = run_of(config_of("upernet_ade20k", *STVIT))
+    assert rates(run)[2:] == pytest.approx([6e-5 * (1 - epoch / 127) for epoch in range(2, 127)])
     task = run.training
     assert isinstance(task, SegmentTraining)
     assert isinstance(run.learner.optimizer, torch.optim.AdamW)

@@ -75,7 +75,7 @@ def test_frozen_run_changes_the_rest_only(tune: Make, source: str) -> None:
     assert all(torch.equal(w, before[n]) for n, w in state.trained.items() if n.startswith(frozen))
 
 
-@pytest.mark.parametrize("options", [dict(freeze=3, ema=0.9), dict(probe=True)])
+@pytest.mark.parametrize("options", [dict(freeze=3, ema=0.9), dict(freeze_norms=True), dict(probe=True)])
 def test_frozen_run_resumes_bit_for_bit(
     tune: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:

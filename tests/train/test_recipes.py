@@ -29,6 +29,7 @@ from visualtokens.train.run import Run
 
 NAMES = (
     *("vt_default", "vt_advanced", "deit", "deit_2x", "stvit_384_finetune", "paca_cifar100"),
+    "pooled_normalized_qk",
     *("small_digits_paca", "small_digits_vt", "small_digits_vt_advanced"),
     *("small_cifar10_paca", "small_cifar10_vt"),
 )
@@ -166,6 +167,8 @@ def test_deit(checkpoints: dict[str, str], name: str, init: bool) -> None:
     mixup = task.mix.mixup
     assert (mixup.mixup_alpha, mixup.cutmix_alpha, mixup.label_smoothing) == (0.8, 1.0, 0.1)
     assert (mixup.mix_prob, mixup.switch_prob) == (1.0, 0.5)
+    first = next(iter(run.train_loader._batches.batch_sampler))  # type: ignore[arg-type]
+    assert [key.copy for key in first[:6]] == [0, 1, 2, 0, 1, 2]  # repeated augmentation
     assert max(drop_paths(run.learner.model)) == pytest.approx(0.1)
     assert run.learner.ema is None
     if init:

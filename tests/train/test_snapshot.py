@@ -37,6 +37,7 @@ EVERYTHING: dict[str, Any] = dict(
     cutmix=1.0,
     drop_path=0.3,
     random_erasing=0.25,
+    repeats=2,
     auto_augment="rand-m9-mstd0.5-inc1",
     log_every=1,
 )

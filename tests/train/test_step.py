@@ -272,6 +272,17 @@ def test_cosine_schedule_with_warm_up(config: Make, warmup: float) -> None:
         assert rate == pytest.approx(expected), step
 
 
+@pytest.mark.parametrize("power", [None, 0.9, 2.0])
+def test_polynomial_schedule_is_linear_by_default(config: Make, power: float | None) -> None:
+    settings = config(
+        epochs=4, lr=0.1, min_lr=0.01, schedule="poly", power=power, warmup_epochs=0.5, warmup_lr=0.0
+    )
+    found = rates(settings, steps=6)
+    assert found[:3] == pytest.approx([0.1 * step / 3 for step in range(3)])
+    expected = [0.01 + 0.09 * (1 - step / 24) ** (power or 1.0) for step in range(3, 24)]
+    assert found[3:] == pytest.approx(expected)
+
+
 def test_step_decays_count_from_the_end_of_the_warm_up(config: Make) -> None:
     settings = config(
         epochs=9,

@@ -12,6 +12,7 @@ import torch
 
 from visualtokens.data import open_dataset
 from visualtokens.errors import UserError
+from visualtokens.reduce import AS_PUBLISHED
 from visualtokens.reduce.trainable import extraction_cost, extraction_pools
 from visualtokens.tasks.task import Loading, open_training
 from visualtokens.train import TrainConfig, load_checkpoint, train
@@ -87,7 +88,7 @@ def test_a_finished_search_is_not_repeated(found: SearchResult, base: str, data:
     assert (out / "soft" / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("method", ["weighted_kmedoids", "power_bert"])
+@pytest.mark.parametrize("method", ["weighted_kmedoids", "power_bert", "conv"])
 def test_finetuning_saves_a_reduced_checkpoint(
     found: SearchResult, data: str, tmp_path: Path, method: str
 ) -> None:
@@ -96,10 +97,34 @@ def test_finetuning_saves_a_reduced_checkpoint(
     )
     model = load_checkpoint(result.out).model
     assert model.reduction.method == method
-    assert model.reduction.schedule.tokens(64) == found.keep
+    if method != "conv":  # which only halves the grid
+        assert model.reduction.schedule.tokens(64) == found.keep
     assert not model.reduction.carry
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architecture"] == "reduced_vit"
+
+
+def test_finetuning_with_the_published_clustering_and_a_learned_scale(
+    found: SearchResult, data: str, tmp_path: Path
+) -> None:
+    """The options of the reduction, and the trained α of each block, are saved and loaded."""
+    reduction = AS_PUBLISHED | {"normalize_qk": True, "alpha": "learned"}
+    result = finetune(
+        found.start,
+        data=data,
+        out=tmp_path,
+        method="weighted_kmeans",
+        keep=found.keep,
+        reduction=reduction,
+        options=OPTIONS | {"epochs": 1},
+    )
+    model = load_checkpoint(result.out).model
+    for name, value in reduction.items():
+        assert getattr(model.reduction, name) == value
+    pool = model.blocks[0].reduction.pool
+    assert (pool.init, pool.iterations) == ("significance", 3)
+    alphas = [block.reduction.alpha.item() for block in model.blocks]
+    assert all(alpha != pytest.approx(12**0.5, abs=1e-6) for alpha in alphas)  # it starts at √D
 
 
 def test_the_loss_is_that_of_the_task_plus_the_extraction_cost(base: str, data: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from visualtokens.tune.tradeoff import Tradeoff
 
 CALIBRATION = 64  # photos
+CLUSTERINGS = ("kmeans", "weighted_kmeans", "kmedoids", "weighted_kmedoids")
 SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds, for the curve
 
 
@@ -39,6 +40,16 @@ class ReduceConfig(DataOptions):
     method: str = "weighted_merge"
     """Reduction method: weighted_merge, merge, kmeans, weighted_kmeans, kmedoids, weighted_kmedoids,
     power_bert, importance, random or conv."""
+
+    init: Literal["distinct", "significance", "random"] = "distinct"
+    """Initial cluster centres of k-means and k-medoids: distinct tokens, those of highest significance, or
+    random ones."""
+
+    iterations: int | None = None
+    """Cluster updates; by default 3 for k-means and 1 for k-medoids."""
+
+    as_published: bool = False
+    """Cluster as in Token Pooling: --init significance --iterations 3."""
 
     keep: str | float | int | None = None
     """Tokens to keep: the share after the last block (0.5), the number to drop per block (-13), a published
@@ -115,10 +126,28 @@ def run(config: ReduceConfig) -> Result:
     if len(budgets) > 1 or (budgets and config.search):
         conflicting = [*budgets, *(["search"] if config.search else [])]
         raise UserError(f"--{' and --'.join(conflicting)} exclude each other; give one of them")
-    return _search(config) if config.search else _measure(config)
+    options = _clustering(config)
+    return _search(config, options) if config.search else _measure(config, options)
 
 
-def _measure(config: ReduceConfig) -> Result:
+def _clustering(config: ReduceConfig) -> dict[str, Any]:
+    """Return the options of ``reduce`` for the clustering."""
+    from visualtokens.reduce import AS_PUBLISHED
+
+    chosen: dict[str, Any] = {"init": config.init, "iterations": config.iterations}
+    given = {name: value for name, value in chosen.items() if value != getattr(ReduceConfig, name)}
+    if (given or config.as_published) and config.method not in CLUSTERINGS:
+        option = "as_published" if config.as_published else next(iter(given))
+        raise UserError(
+            f"--{option} has no effect with --method {config.method}; leave it out, or use "
+            f"{', '.join(CLUSTERINGS)}"
+        )
+    if config.as_published and given:
+        raise UserError(f"--as_published and --{' and --'.join(given)} exclude each other; give one of them")
+    return dict(AS_PUBLISHED) if config.as_published else given
+
+
+def _measure(config: ReduceConfig, options: dict[str, Any]) -> Result:
     from visualtokens.data import open_dataset
     from visualtokens.tune.inputs import open_model, read_photos, sample_images, save_reduced
     from visualtokens.tune.tradeoff import spread_schedules, tradeoff
@@ -146,9 +175,9 @@ def _measure(config: ReduceConfig) -> Result:
     if config.calibrate is not None:
         photos, unread = read_photos(config.calibrate, preprocess, limit=CALIBRATION)
         warn_unreadable(unread)
-    name, keep, plan = _requested(config, model, size=size, batch=batch, photos=photos)
+    name, keep, plan = _requested(config, model, size=size, batch=batch, photos=photos, options=options)
     schedules: dict[str, Any] = {} if keep is None else {name: keep}
-    schedules |= spread_schedules(model, method, size=size, shares=SHARES)
+    schedules |= spread_schedules(model, method, size=size, shares=SHARES, options=options)
     found = tradeoff(
         model,
         schedules,
@@ -158,12 +187,13 @@ def _measure(config: ReduceConfig) -> Result:
         size=size,
         batch=batch,
         rounds=config.rounds,
+        options=options,
     )
     saved = None if config.save is None else str(found.save(config.save))
     if config.plan is not None and plan is not None:
         plan.save(config.plan)
     if config.out is not None:
-        save_reduced(config.out, opened, method=method, keep=found.rows[1].keep)
+        save_reduced(config.out, opened, method=method, keep=found.rows[1].keep, options=options)
     document = {
         "model": config.model,
         "keep": None if keep is None else list(found.rows[1].keep),
@@ -173,7 +203,7 @@ def _measure(config: ReduceConfig) -> Result:
         "saved": saved,
         "out": config.out,
     }
-    return Result(_text(config, found, chosen=keep is not None, saved=saved), document)
+    return Result(_text(config, found, options, chosen=keep is not None, saved=saved), document)
 
 
 def _log_header(
@@ -190,7 +220,13 @@ def _log_header(
 
 
 def _requested(
-    config: ReduceConfig, model: nn.Module, *, size: tuple[int, int], batch: int, photos: Tensor | None
+    config: ReduceConfig,
+    model: nn.Module,
+    *,
+    size: tuple[int, int],
+    batch: int,
+    photos: Tensor | None,
+    options: dict[str, Any],
 ) -> tuple[str, Any, Plan | None]:
     """Return the requested schedule: its name in the table, the schedule, and the plan of a budget."""
     from visualtokens.tune.planning import plan
@@ -199,7 +235,7 @@ def _requested(
         return f"keep {config.keep}"[:24], parse_keep(config.keep), None
     method: Any = config.method
     if config.macs is not None:
-        found = plan(model, macs=config.macs, images=photos, method=method, size=size)
+        found = plan(model, macs=config.macs, images=photos, method=method, size=size, options=options)
         return f"macs {config.macs:g}", found.keep, found
     if config.speedup is None and config.latency is None:
         return "", None, None
@@ -212,6 +248,7 @@ def _requested(
         size=size,
         batch=batch,
         rounds=config.rounds,
+        options=options,
     )
     if config.speedup is not None:
         return f"speedup {config.speedup:g}", found.keep, found
@@ -251,13 +288,17 @@ def _input_files(config: ReduceConfig, dataset: ImageDataset | None) -> Iterator
         yield from map(dataset.path, range(len(dataset)))
 
 
-def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | None) -> str:
+def _text(
+    config: ReduceConfig, found: Tradeoff, options: dict[str, Any], *, chosen: bool, saved: str | None
+) -> str:
     lines = [found.table()]
     if config.weights is None and not Path(config.model).exists():
         lines.append("The weights are random: only speed and memory are meaningful; see --weights.")
     if chosen:
         keep = list(found.rows[1].keep)
-        lines += ["", f"{found.rows[1].name}: visualtokens.reduce(model, {config.method!r}, keep={keep})"]
+        given = "".join(f", {name}={value!r}" for name, value in options.items())
+        call = f"visualtokens.reduce(model, {config.method!r}, keep={keep}{given})"
+        lines += ["", f"{found.rows[1].name}: {call}"]
     if saved:
         lines += ["", f"curve saved as {saved}"]
     if config.out is not None:
@@ -265,7 +306,7 @@ def _text(config: ReduceConfig, found: Tradeoff, *, chosen: bool, saved: str | N
     return "\n".join(lines)
 
 
-def _search(config: ReduceConfig) -> Result:
+def _search(config: ReduceConfig, reduction: dict[str, Any]) -> Result:
     from visualtokens.checkpoint import load_checkpoint
     from visualtokens.reduce.schedule import macs
     from visualtokens.train import CannotSave, Diverged
@@ -292,6 +333,7 @@ def _search(config: ReduceConfig) -> Result:
             out=Path(out) / config.method,
             method=config.method,
             keep=found.keep,
+            reduction=reduction,
             options=options | {"epochs": config.epochs},
         )
     except Interrupted as stop:
@@ -325,6 +367,7 @@ def _search(config: ReduceConfig) -> Result:
 GROUPS = {
     "model": ("model", "weights", "size"),
     "reduction, by one of keep, macs, speedup and latency": ("method", "keep", "macs", "speedup", "latency"),
+    "clustering": ("init", "iterations", "as_published"),
     "data": ("data", "split", "images"),
     "measurement": ("batch", "rounds", "save"),
     "search for a schedule": ("search", "lambda_", "out", "search_epochs", "epochs", "train"),

@@ -140,6 +140,7 @@ def create_loader(
     augment: Augment | str = "none",
     share: Share | None = None,
     pin_memory: bool = False,
+    repeats: int = 1,
 ) -> Loader[Batch]:
     """A loader of :class:`Batch`.
 
@@ -148,6 +149,9 @@ def create_loader(
     item appears once per epoch, so the last batch may be smaller; an unreadable item is listed in
     ``Batch.bad`` and not replaced. ``augment`` is an :class:`Augment` or a preset: none, digits, photo,
     imagenet, cifar.
+
+    ``repeats`` above 1 is repeated augmentation: an epoch is as long as before, but has that many differently
+    augmented copies of fewer images, one after the other.
 
     Processes that train together each load a ``share`` of every batch; that of the last batch may be empty.
     A stream (tar shards) is divided by whole shards instead: random numbers then also depend on the share and
@@ -163,8 +167,10 @@ def create_loader(
         pin_memory=pin_memory,
     )
     if isinstance(dataset, ImageStream):
+        if repeats != 1:
+            raise UserError(f"repeats={repeats} needs a dataset with random access, not {dataset.spec}")
         return load_stream(dataset, pipeline, **options)
-    return load_items(dataset, pipeline, **options)
+    return load_items(dataset, pipeline, repeats=repeats, **options)
 
 
 def choose_augment(augment: A | str, presets: Mapping[str, A], *, train: bool) -> A:
@@ -181,6 +187,7 @@ class Key:
 
     epoch: int
     index: int
+    copy: int = 0  # with repeated augmentation
 
 
 def load_items(
@@ -193,10 +200,13 @@ def load_items(
     workers: int,
     share: Share,
     pin_memory: bool,
+    repeats: int = 1,
 ) -> Loader[B]:
     """A loader of a dataset with random access: shuffled by seed and epoch for training, else in order."""
     _check_options(batch=batch, seed=seed, workers=workers, share=share)
-    order = BatchOrder(len(dataset), batch, seed if train else None, share)
+    if repeats < 1 or (repeats > 1 and not train):
+        raise UserError(f"repeats={repeats} must be at least 1, and 1 for evaluation")
+    order = BatchOrder(len(dataset), batch, seed if train else None, share, repeats=repeats)
     batches = _data_loader(
         PreparedItems(dataset, pipeline, seed),
         batch_sampler=order,
@@ -209,10 +219,14 @@ def load_items(
 
 
 class BatchOrder(Sampler[list[Key]]):
-    """The keys of each batch of one share; shuffled for every epoch if there is a seed."""
+    """The keys of each batch of one share; shuffled for every epoch if there is a seed.
 
-    def __init__(self, items: int, batch: int, seed: int | None, share: Share) -> None:
+    With ``repeats`` an epoch has the first items of the shuffled order, each that many times.
+    """
+
+    def __init__(self, items: int, batch: int, seed: int | None, share: Share, *, repeats: int = 1) -> None:
         self.items = items
+        self.repeats = repeats
         self.batch = batch
         self.seed = seed
         self.share = share
@@ -228,8 +242,11 @@ class BatchOrder(Sampler[list[Key]]):
         if self.seed is not None:
             order = generator(self.seed, epoch).permutation(self.items)
         for begin in range(self.start * self.batch, self.items, self.batch):
-            whole = order[begin : begin + self.batch]
-            yield [Key(epoch, index) for index in whole[self.share.of(len(whole))].tolist()]
+            places = np.arange(begin, min(begin + self.batch, self.items))
+            places = places[self.share.of(len(places))]
+            copies = (places % self.repeats).tolist()
+            indices = order[places // self.repeats].tolist()
+            yield [Key(epoch, index, copy) for index, copy in zip(indices, copies, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +258,7 @@ class PreparedItems(Dataset["tuple[int, P] | BadImage"], Generic[T, P]):
     seed: int
 
     def __getitem__(self, key: Key) -> tuple[int, P] | BadImage:
-        rng = generator(self.seed, key.epoch, key.index)
+        rng = generator(self.seed, key.epoch, key.index, *([key.copy] if key.copy else []))
         try:
             return key.index, self.pipeline.prepare(*self.dataset[key.index], rng)
         except BadImage as bad:

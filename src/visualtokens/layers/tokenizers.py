@@ -137,8 +137,13 @@ class Centroids(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
+        pixels = to_tokens(x)  # (B, N, C)
+        start: Tensor | None = None
+        if self.tokens < pixels.shape[1]:
+            # Listing 1 averages the pixels before it normalises: long vectors weigh more than short ones
+            start = pool_cells(pixels.float(), _grid(x), self.tokens)  # (B, K, C)
         centres = kmeans(
-            to_tokens(x), self.tokens, init=_grid(x), iterations=self.iterations, metric="cosine"
+            pixels, self.tokens, init=start, iterations=self.iterations, metric="cosine"
         ).centres  # (B, min(K, N), C)
         if centres.shape[1] == self.tokens:
             return centres

@@ -1,6 +1,18 @@
 """Figures published in the four papers, next to the values computed here."""
 
-from visualtokens.papers.figures import Published, published, schedule
-from visualtokens.papers.reproduce import Row, rows, table, to_dicts
+from visualtokens.papers.architecture import architecture
+from visualtokens.papers.comparison import Row, rows, table, to_dicts
+from visualtokens.papers.figures import Published, Reason, published, reasons, schedule
 
-__all__ = ["Published", "Row", "published", "rows", "schedule", "table", "to_dicts"]
+__all__ = [
+    "Published",
+    "Reason",
+    "Row",
+    "architecture",
+    "published",
+    "reasons",
+    "rows",
+    "schedule",
+    "table",
+    "to_dicts",
+]

@@ -56,7 +56,9 @@ def total_macs(model: nn.Module, size: Size) -> int:
     return counts(model, size).macs[""]
 
 
-def macs_without(model: nn.Module, size: Size, excluded: type[nn.Module], *, part: str = "") -> int:
+def macs_without(
+    model: nn.Module, size: Size, excluded: type[nn.Module] | tuple[()], *, part: str = ""
+) -> int:
     """MACs of one part of the model, not counting submodules of the type ``excluded``."""
     macs, prefix = counts(model, size).macs, f"{part}." if part else ""
     names = [name for name, module in model.named_modules() if isinstance(module, excluded)]
@@ -98,29 +100,41 @@ def pyramid_macs(model: nn.Module, size: Size) -> int:
     return counts(model, size).macs["decoder.pyramid"]
 
 
-def ratios_to(resnet: Callable[[], nn.Module]) -> Mapping[str, Metric]:
-    """Table 1: costs of the ResNet divided by those of its VT-ResNet, in all and of the last stage."""
+def parameters_without_batchnorm(model: nn.Module, size: Size) -> float:
+    """Millions of parameters without those of BatchNorm, as the paper counts its ResNets and Table 6."""
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    return (count_parameters(model) - sum(count_parameters(norm) for norm in norms)) / 1e6
 
-    def macs(theirs: str, ours: str) -> Metric:
-        return lambda model, size: counts(resnet(), size).macs[theirs] / counts(model, size).macs[ours]
 
-    def parameters(theirs: str, ours: str) -> Metric:
-        return lambda model, size: (
-            count_parameters(resnet().get_submodule(theirs)) / count_parameters(model.get_submodule(ours))
-        )
+def mac_ratio(resnet: Callable[[], nn.Module], theirs: str, ours: str, *, pixel: bool = False) -> Metric:
+    """Table 1: MACs of a part of the ResNet divided by those of a part of its VT-ResNet.
 
-    return {
-        "flops_total_ratio": macs("", ""),
-        "flops_stage5_ratio": macs("layer4", "vt"),
-        "params_total_ratio": parameters("", ""),
-        "params_stage5_ratio": parameters("layer4", "vt"),
-    }
+    ``pixel``: without the token convolutions.
+    """
+    count = pixel_macs if pixel else functools.partial(macs_without, excluded=())
+    return lambda model, size: counts(resnet(), size).macs[theirs] / count(model, size, part=ours)
+
+
+def parameter_ratio(resnet: Callable[[], nn.Module], theirs: str, ours: str) -> Metric:
+    """Table 1: parameters of a part of the ResNet divided by those of a part of its VT-ResNet."""
+    return lambda model, size: (
+        count_parameters(resnet().get_submodule(theirs)) / count_parameters(model.get_submodule(ours))
+    )
 
 
 # STViT
 
 # Some tools also count this many operations per output value.
 NORM_COSTS: Mapping[type[nn.Module], int] = {nn.LayerNorm: 5, nn.BatchNorm2d: 2}
+
+
+def macs_and_norms(model: nn.Module, size: Size) -> int:
+    """MACs, plus the operations of norms that some tools count."""
+    macs, outputs = counts(model, size)
+    total = macs[""]
+    for name, module in model.named_modules():
+        total += sum(n for norm, n in NORM_COSTS.items() if isinstance(module, norm)) * outputs[name]
+    return total
 
 
 def released_stvit_macs(model: nn.Module, size: Size) -> int:
@@ -130,9 +144,8 @@ def released_stvit_macs(model: nn.Module, size: Size) -> int:
     channels for each of C: 81·K·C MACs, three times per attention with K super tokens. Ours are copies.
     """
     macs, outputs = counts(model, size)
-    total = macs[""]
+    total = macs_and_norms(model, size)
     for name, module in model.named_modules():
-        total += sum(n for norm, n in NORM_COSTS.items() if isinstance(module, norm)) * outputs[name]
         if isinstance(module, SuperTokenAttention) and module.samples:
             total += outputs[name]  # average pooling into the initial super tokens
             # the projection of K tokens has K·C·C MACs
@@ -143,6 +156,7 @@ def released_stvit_macs(model: nn.Module, size: Size) -> int:
 # PaCa-ViT's Table 4: Mask R-CNN on one image, with biases
 
 BOX_REGIONS, MASK_REGIONS = 1000, 100  # the maximum per image
+LEVELS = 4  # of the pyramid
 
 
 class FixedRegions(nn.Module):
@@ -168,6 +182,18 @@ def macs_and_biases(model: nn.Module, size: Size) -> int:
         for name, module in model.named_modules()
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module.bias is not None
     )
+
+
+def macs_norms_and_upsampling(model: nn.Module, size: Size) -> int:
+    """MACs and biases, plus two operations per value of a LayerNorm and one per value of an upsampled map.
+
+    The rule is a fit: it gives all six printed figures of Table 4. The authors' tool is not known.
+    """
+    outputs = counts(model, size).outputs
+    norms = sum(outputs[name] for name, module in model.named_modules() if isinstance(module, nn.LayerNorm))
+    # a coarser map is upsampled to the size of each lateral map but the coarsest
+    laterals = [outputs[f"detector.backbone.fpn.inner_blocks.{level}"] for level in range(LEVELS)]
+    return macs_and_biases(model, size) + 2 * norms + sum(laterals[:-1])
 
 
 # Token Pooling, by the formula for reduced ViTs

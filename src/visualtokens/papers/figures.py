@@ -1,16 +1,17 @@
-"""The figures printed in the papers (``published.csv``).
+"""The figures printed in the papers (``published.csv``), and why some differ from ours (``reasons.csv``).
 
-The csv holds every figure as printed, misprints included. Only trailing zeros of decimals are dropped
-(0.70 is stored as 0.7).
+published.csv holds every figure as printed, misprints included. Only trailing zeros of decimals are dropped
+(0.70 is stored as 0.7). reasons.csv has a line for each figure that the computed one does not round to.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import NamedTuple
 
 from visualtokens.errors import unknown
 from visualtokens.reduce.schedule import PUBLISHED
@@ -59,6 +60,11 @@ class Published:
         return self.metric in COST_METRICS
 
     @property
+    def key(self) -> Key:
+        """Identifies the figure."""
+        return self.paper, self.table, self.model, self.variant, self.metric
+
+    @property
     def size(self) -> tuple[int, int] | None:
         """``input`` as (height, width)."""
         if not self.input:
@@ -87,8 +93,42 @@ def published(
 
 @functools.cache
 def _read() -> tuple[Published, ...]:
-    text = resources.files("visualtokens.papers").joinpath("published.csv").read_text("utf-8")
-    return tuple(Published(**row) for row in csv.DictReader(text.splitlines()))
+    return tuple(Published(**row) for row in _read_csv("published.csv"))
+
+
+def _read_csv(name: str) -> Iterable[dict[str, str]]:
+    text = resources.files("visualtokens.papers").joinpath(name).read_text("utf-8")
+    return csv.DictReader(text.splitlines())
+
+
+# The kinds of reasons in reasons.csv.
+KINDS = {
+    "rounding": "printed with another rounding",
+    "counting": "counted in another way",
+    "contradiction": "the paper contradicts itself",
+    "model": "the paper's model has a layer that it does not describe",
+}
+
+
+class Reason(NamedTuple):
+    """Why a published figure differs from the computed one."""
+
+    kind: str  # one of KINDS
+    text: str
+
+
+Key = tuple[str, str, str, str, str]  # paper, table, model, variant, metric
+
+
+@functools.cache
+def reasons() -> Mapping[Key, Reason]:
+    """The reasons by paper, table, model, variant and metric."""
+    return {
+        (row["paper"], row["table"], row["model"], row["variant"], row["metric"]): Reason(
+            row["kind"], row["reason"]
+        )
+        for row in _read_csv("reasons.csv")
+    }
 
 
 def schedule(model: str, sparsity: int) -> tuple[int, ...]:

@@ -3,65 +3,37 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import timm
-import torch
 from torch import nn
 
-import visualtokens.models  # noqa: F401  registers our models with timm
+from visualtokens.papers.competitors import COMPETITORS
 from visualtokens.papers.counting import (
     DEFAULT_METRICS,
     FixedRegions,
-    Metric,
-    Size,
     clustering_macs,
     giga,
+    mac_ratio,
     macs_and_biases,
+    macs_and_norms,
+    macs_norms_and_upsampling,
     macs_without_kmeans,
     mega,
+    parameter_ratio,
+    parameters_without_batchnorm,
     pixel_macs,
     pooled_macs,
     pooled_macs_as_run,
     pyramid_macs,
-    ratios_to,
     released_stvit_macs,
     total_macs,
 )
+from visualtokens.papers.entries import Entry, Other, meta_model, timm_model
 from visualtokens.reduce import reduce
 from visualtokens.reduce.schedule import PUBLISHED
 from visualtokens.tasks import detect, segment
-
-Build = Callable[[], nn.Module]
-
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """A model and the functions that compute its published metrics.
-
-    ``other`` counts some of the metrics in a second way, which ``other_name`` names.
-    """
-
-    build: Build
-    metrics: Mapping[str, Metric] = field(default_factory=lambda: DEFAULT_METRICS)
-    other: Mapping[str, Metric] = field(default_factory=dict)
-    other_name: str = ""
-    size: Size | None = None  # of the image, where published.csv has none
-
-
-@functools.cache
-def meta_model(constructor: Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
-    """The model in eval mode on the meta device; the same object for the same arguments."""
-    with torch.device("meta"):
-        return constructor(*args, **options).eval()
-
-
-def timm_model(name: str, **options: Any) -> Build:
-    """Builds a model that is registered with timm."""
-    return functools.partial(meta_model, timm.create_model, name, **options)
-
 
 # Visual Transformers
 
@@ -81,6 +53,7 @@ VT_ABLATIONS: Mapping[str, dict[str, Any]] = {
     "projector=yes": {},
     "projector=no": dict(projector=False),
 }
+WITHOUT_BATCHNORM = Other("without BatchNorm", parameters_without_batchnorm)
 SEGMENTATION_CLASSES: Mapping[str, int] = {"coco-stuff": 91, "lip": 20}
 
 
@@ -89,8 +62,38 @@ def vt(depth: int, variant: str = "") -> Entry:
     build = timm_model(f"vt_resnet{depth}", **VT_ABLATIONS.get(variant, {}))
     if variant == "tokenizer=cluster":
         return Entry(build, {"mflops": mega(macs_without_kmeans)})
-    other = {"mflops": mega(pixel_macs), "gflops": giga(pixel_macs)}
-    return Entry(build, other=other, other_name="pixel MACs")
+    return Entry(
+        build,
+        other={
+            "mflops": Other("pixel MACs", mega(pixel_macs)),
+            "gflops": Other("pixel MACs", giga(pixel_macs)),
+            "mparams": WITHOUT_BATCHNORM,
+        },
+    )
+
+
+def resnet(depth: int) -> Entry:
+    """A ResNet, its parameters also counted without BatchNorm."""
+    return Entry(timm_model(f"resnet{depth}"), other={"mparams": WITHOUT_BATCHNORM})
+
+
+def vt_ratios(depth: int) -> Entry:
+    """Table 1: the ResNet against its VT-ResNet, with all MACs and with pixel MACs."""
+    build = timm_model(f"resnet{depth}")
+    stage = (build, "layer4", "vt")
+    return Entry(
+        timm_model(f"vt_resnet{depth}"),
+        {
+            "flops_total_ratio": mac_ratio(build, "", ""),
+            "flops_stage5_ratio": mac_ratio(*stage),
+            "params_total_ratio": parameter_ratio(build, "", ""),
+            "params_stage5_ratio": parameter_ratio(*stage),
+        },
+        {
+            "flops_total_ratio": Other("pixel MACs", mac_ratio(build, "", "", pixel=True)),
+            "flops_stage5_ratio": Other("pixel MACs", mac_ratio(*stage, pixel=True)),
+        },
+    )
 
 
 def segmenter(head: str, depth: int, dataset: str) -> Entry:
@@ -106,8 +109,10 @@ def segmenter(head: str, depth: int, dataset: str) -> Entry:
     return Entry(
         build,
         {"gflops_total": giga(total_macs), "gflops_fpn": giga(pyramid_macs)},
-        {"gflops_total": giga(pixel_macs), "gflops_fpn": giga(pixel_macs, part="decoder.pyramid")},
-        "pixel MACs",
+        {
+            "gflops_total": Other("pixel MACs", giga(pixel_macs)),
+            "gflops_fpn": Other("pixel MACs", giga(pixel_macs, part="decoder.pyramid")),
+        },
     )
 
 
@@ -124,6 +129,7 @@ def detector(backbone: str) -> Entry:
     return Entry(
         functools.partial(meta_model, mask_rcnn, backbone),
         {"mparams": DEFAULT_METRICS["mparams"], "gflops": giga(macs_and_biases)},
+        {"gflops": Other("and norms", giga(macs_norms_and_upsampling))},
         size=(800, 1280),
     )
 
@@ -137,7 +143,12 @@ ISO_64 = "isotropic channels=64-128-320-512 depths=3-5-9-3"
 
 def stvit(name: str) -> Entry:
     """An STViT, counted as it runs here and as released."""
-    return Entry(timm_model(name), other={"gflops": giga(released_stvit_macs)}, other_name="released code")
+    return Entry(timm_model(name), other={"gflops": Other("released code", giga(released_stvit_macs))})
+
+
+def swin(name: str) -> Entry:
+    """A Swin of Table II, counted with and without its norms."""
+    return Entry(timm_model(name), other={"gflops": Other("and norms", giga(macs_and_norms))})
 
 
 # Token Pooling: DeiT of three widths at eight levels of sparsity, with each method
@@ -185,8 +196,7 @@ def pooled(base: str, level: int, method: str) -> Entry:
     return Entry(
         functools.partial(meta_model, reduced_deit, base, level, method),
         {"gflops": giga(pooled_macs), "gflops_clustering": giga(clustering_macs)},
-        {} if method == "power_bert" else {"gflops": giga(pooled_macs_as_run)},
-        "" if method == "power_bert" else "as it runs",
+        {} if method == "power_bert" else {"gflops": Other("as it runs", giga(pooled_macs_as_run))},
     )
 
 
@@ -205,18 +215,12 @@ def _pooled_models() -> Iterator[tuple[tuple[str, str, str], Entry]]:
 # (paper, model, variant) as in published.csv
 MODELS: Mapping[tuple[str, str, str], Entry] = {
     **{
-        ("visual-transformers", f"resnet{depth}", variant): Entry(timm_model(f"resnet{depth}"))
+        ("visual-transformers", f"resnet{depth}", variant): resnet(depth)
         for depth in (18, 34)
         for variant in ("default_recipe", "he2016", "advanced_recipe")
     },
-    ("visual-transformers", "resnet50", "he2016"): Entry(timm_model("resnet50")),
-    ("visual-transformers", "resnet101", "he2016"): Entry(timm_model("resnet101")),
-    **{
-        ("visual-transformers", f"vt_r{n}", "ratio_to_resnet"): Entry(
-            timm_model(f"vt_resnet{n}"), ratios_to(timm_model(f"resnet{n}"))
-        )
-        for n in (18, 34, 50, 101)
-    },
+    **{("visual-transformers", f"resnet{n}", "he2016"): resnet(n) for n in (50, 101)},
+    **{("visual-transformers", f"vt_r{n}", "ratio_to_resnet"): vt_ratios(n) for n in (18, 34, 50, 101)},
     **{("visual-transformers", f"vt_r{n}", "default_recipe"): vt(n) for n in (18, 34)},
     **{("visual-transformers", f"vt_r{n}", v): vt(n, v) for n in (18, 34) for v in VT_ABLATIONS},
     **{("visual-transformers", f"vt_r{n}", "advanced_recipe"): vt(n) for n in (18, 34, 50, 101)},
@@ -245,14 +249,15 @@ MODELS: Mapping[tuple[str, str, str], Entry] = {
     ("stvit", "stvit", f"{ISO_96} rpe"): stvit("stvit_iso_96"),
     ("stvit", "stvit", f"{ISO_64} rpe"): stvit("stvit_iso_64"),
     ("stvit", "stvit", f"{ISO_64} no-rpe"): stvit("stvit_iso_64_norpe"),
-    ("stvit", "swin", f"{ISO_96} rpe"): Entry(timm_model("swin_iso_96")),
-    ("stvit", "swin", f"{ISO_64} rpe"): Entry(timm_model("swin_iso_64")),
-    ("stvit", "swin", f"{ISO_64} no-rpe"): Entry(timm_model("swin_iso_64_norpe")),
-    ("stvit", "swin+global-stage3", f"{ISO_64} rpe"): Entry(timm_model("swin_iso_64_global")),
+    ("stvit", "swin", f"{ISO_96} rpe"): swin("swin_iso_96"),
+    ("stvit", "swin", f"{ISO_64} rpe"): swin("swin_iso_64"),
+    ("stvit", "swin", f"{ISO_64} no-rpe"): swin("swin_iso_64_norpe"),
+    ("stvit", "swin+global-stage3", f"{ISO_64} rpe"): swin("swin_iso_64_global"),
     # Table 2 identifies DeiT by its cost only: tiny, the two narrower ones, small.
     ("token-pooling", "row7", "deit"): Entry(timm_model("deit_tiny_patch16_224")),
     ("token-pooling", "row11", "deit"): Entry(timm_model("deit_e252")),
     ("token-pooling", "row15", "deit"): Entry(timm_model("deit_e318")),
     ("token-pooling", "row16", "deit"): Entry(timm_model("deit_small_patch16_224")),
     **dict(_pooled_models()),
+    **COMPETITORS,
 }

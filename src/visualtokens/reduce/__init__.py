@@ -12,7 +12,7 @@ from visualtokens.lazy import lazy_names
 from visualtokens.reduce.compression import Compressed, compress
 from visualtokens.reduce.forward import Tokens, forward_tokens
 from visualtokens.reduce.methods import METHODS, Place, Pool, Pooled, Seen, register_method
-from visualtokens.reduce.reduction import Reduction, reduce, restore
+from visualtokens.reduce.reduction import AS_PUBLISHED, Reduction, reduce, restore
 from visualtokens.reduce.schedule import Macs, Schedule, macs, published_schedules
 from visualtokens.reduce.state import State, unmerge
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from visualtokens.tune.planning import Plan, plan
 
 __all__ = [
+    "AS_PUBLISHED",
     "METHODS",
     "Compressed",
     "Macs",

@@ -82,6 +82,8 @@ class Clustering(Pool):
 
     def weights(self, seen: Seen) -> Tensor | None:
         """w of Eq. 13, ``(B, n)``: the significance if weighted, else the carried sizes."""
+        # PAPER: without significance w is 1. Appendix E carries sizes with weighted clustering only; counting
+        # a token of s patches s times gives the mean of its patches.
         return seen.significance if self.weighted else seen.size
 
     def start(self, x: Tensor, seen: Seen) -> Tensor | Literal["distinct"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -17,6 +17,10 @@ from visualtokens.reduce.encoder import Encoder
 from visualtokens.reduce.families import encoder_of
 from visualtokens.reduce.methods import DEFAULT_METHOD, LEAST_SHARE, Factory, Init, Place, Pool, find_method
 from visualtokens.reduce.schedule import Keep, Schedule
+
+# The clustering of Token Pooling: it starts from the most significant tokens (Appendix B) and has the three
+# updates that the published costs of k-means contain; the paper states no number for k-medoids.
+AS_PUBLISHED: Mapping[str, Any] = {"init": "significance", "iterations": 3}
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ def reduce(
 
     ``init``: the initial cluster centres: ``"distinct"`` tokens, which have no near-duplicate among the
     others (default), those of highest ``"significance"``, or ``"random"`` ones. ``iterations``: the number of
-    cluster updates; by default 3 for k-means and 1 for k-medoids.
+    cluster updates; by default 3 for k-means and 1 for k-medoids. ``**AS_PUBLISHED`` gives both as in the
+    paper.
 
     ``normalize_qk``: queries and keys of unit length, with logits scaled by ``alpha`` (Appendix F). With
     ``alpha="learned"`` each block learns its own, initialised to √D. Only for models trained this way.
@@ -121,7 +126,9 @@ def reduce(
         thresholds = _thresholds(threshold, len(encoder.blocks), given)
         keep = [LEAST_SHARE] * (len(encoder.blocks) - 1) + [0.0 if encoder.reads_prefix_only else LEAST_SHARE]
     elif keep is None:
-        keep = _planned(model, method, macs=macs, speedup=speedup, latency_ms=latency_ms, images=images)
+        budget = {"macs": macs, "speedup": speedup, "latency_ms": latency_ms}
+        options = {"init": init, "iterations": iterations}
+        keep = _planned(model, method, **budget, images=images, options=options)
     elif any(budget is not None for budget in (macs, speedup, latency_ms, images)):
         raise UserError("keep is the schedule itself; leave macs, speedup, latency_ms and images out")
     _check_options(init, iterations, alpha, normalize_qk=normalize_qk)

@@ -1,12 +1,14 @@
-"""Freezing layers for fine-tuning: which parameters are not trained, and eval mode for their modules."""
+"""Freezing layers for fine-tuning: which parameters are not trained, eval mode and BatchNorm of the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any, Literal
 
+from timm.layers import convert_sync_batchnorm
 from timm.models import group_parameters
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from visualtokens.errors import UserError
 from visualtokens.tasks.timm_models import require_layers
@@ -29,6 +31,33 @@ def freeze(model: nn.Module, layers: int | Literal["backbone"], *, heads: Collec
         parameters[each].requires_grad_(False)
     trained = sum(p.numel() for p in parameters.values() if p.requires_grad)
     return f"{trained:,} of {sum(p.numel() for p in parameters.values()):,} parameters are trained"
+
+
+def freeze_norms(model: nn.Module, *, heads: Collection[str], name: str) -> str:
+    """Exclude BatchNorm outside ``heads`` from training; return how many layers these are, in words."""
+    norms = [
+        module
+        for prefix, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and f"{prefix}.weight" not in heads
+    ]
+    if not norms:
+        raise UserError(f"freeze_norms: the backbone of {name!r} has no BatchNorm; leave it out")
+    for norm in norms:
+        norm.requires_grad_(False)
+    return f"{len(norms)} BatchNorm layers of the backbone are not trained"
+
+
+def sync_trained_norms(module: nn.Module) -> nn.Module:
+    """Replace every BatchNorm that is trained by one that is synchronised over all processes.
+
+    Frozen ones do not compute statistics.
+    """
+    if isinstance(module, _BatchNorm):
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        return convert_sync_batchnorm(module) if trained else module
+    for name, child in module.named_children():
+        setattr(module, name, sync_trained_norms(child))
+    return module
 
 
 def _first_layers(model: nn.Module, count: int, *, heads: Collection[str], name: str) -> list[str]:

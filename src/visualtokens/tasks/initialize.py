@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ ACCEPTED = (
 )
 # Arguments of a model that released weights need; they change no shape.
 RELEASED_ARGS = frozenset(n for family in FAMILIES.values() for layout in family for n in layout.options)
+REDUCTION = ".reduction."  # in the names of parameters that `reduce` adds to a vision transformer
 
 
 class ResumedFrom(str):
@@ -190,6 +191,7 @@ def initialize_classifier(
     if initial.weights is None and not initial.pretrained:
         return []
     expected, head = model.state_dict(), head_prefixes(model)
+    initial = _with_new_reduction(initial, expected)
     weights: Mapping[str, Tensor] = initial.weights or {}
     if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in expected.items()}:
         weights = _as_classifier(initial, name, model_args, cfg=initial.cfg)
@@ -204,6 +206,14 @@ def initialize_classifier(
     _require_fit(weights, expected, initial.origin, name)
     model.load_state_dict(weights, strict=False)
     return [initial.origin if initial.classes == list(classes) else f"{initial.origin}; {note}"]
+
+
+def _with_new_reduction(initial: Initial, expected: Mapping[str, Tensor]) -> Initial:
+    """Complete weights without a token reduction by the new parameters of the model's: α or a convolution."""
+    if initial.weights is None or any(REDUCTION in n for n in initial.weights):
+        return initial
+    new = {n: w for n, w in expected.items() if REDUCTION in n}
+    return replace(initial, weights={**initial.weights, **new})
 
 
 def _new_head(count: int, wanted: int) -> str:

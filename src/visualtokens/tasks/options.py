@@ -16,6 +16,7 @@ CLASSIFICATION_ONLY = (
     "random_erasing",
     "mixup",
     "cutmix",
+    "repeats",
     "teacher",
     "distill",
     "distill_temperature",
@@ -79,6 +80,9 @@ class TaskOptions(DataOptions):
     """Layers that are not trained: backbone (all but the head), or the stem and this number of stages, of a
     plain vision transformer blocks."""
 
+    freeze_norms: bool = False
+    """Do not train BatchNorm of the backbone: weights and statistics stay those of the initial weights."""
+
     probe: bool = False
     """Linear probe: train only the classifier on the features of the initial weights."""
 
@@ -101,6 +105,10 @@ class TaskOptions(DataOptions):
 
     cutmix: float = 0.0
     """CutMix alpha; 0 disables it."""
+
+    repeats: int = 1
+    """Repeated augmentation: differently augmented copies of each image in an epoch, which has as many fewer
+    images; 1 disables it. DeiT has 3."""
 
     label_smoothing: float = 0.1
     """Share of each label that is spread over the other classes."""
@@ -129,6 +137,7 @@ class TaskOptions(DataOptions):
         self._require("size", self.size is None or self.size >= 1, "at least 1")
         for name in ("mixup", "cutmix"):
             self._require(name, 0 <= getattr(self, name) < math.inf, "at least 0")
+        self._require("repeats", self.repeats >= 1, "at least 1")
         self._require("random_erasing", 0 <= self.random_erasing <= 1, "from 0 to 1")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "at least 0 and less than 1")
         rates = self.drop_path.values() if isinstance(self.drop_path, dict) else [self.drop_path or 0.0]
@@ -155,6 +164,12 @@ class TaskOptions(DataOptions):
         if self.frozen is not None and not given:
             what = "probe" if self.probe else f"freeze={self.freeze}"
             raise UserError(f"{what} would keep random weights; give --pretrained or --init as well")
+        if self.freeze_norms and not given:
+            raise UserError(
+                "freeze_norms would keep untrained statistics; give --pretrained or --init as well"
+            )
+        if self.freeze_norms and self.frozen == "backbone":
+            raise UserError("freeze_norms has no effect on a frozen backbone; leave it out")
         if self.frozen == "backbone" and self.drop_path is not None:
             raise UserError(f"drop_path={self.drop_path} has no effect on a frozen backbone; leave it out")
 

@@ -24,7 +24,7 @@ from visualtokens.data import BadImage, Share, Split
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import CONFIG, WEIGHTS, load_weights, read_config, read_weights
 from visualtokens.progress import count as number_of
-from visualtokens.tasks.freeze import freeze
+from visualtokens.tasks.freeze import freeze, freeze_norms
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.prediction import Prediction
 from visualtokens.tasks.schema import (
@@ -307,6 +307,9 @@ def open_training(options: TaskOptions) -> Training[Any]:
     training.task.check(training.describe())  # what is trained can be loaded
     if options.frozen is not None:
         note = freeze(training.model, options.frozen, heads=training.heads(), name=options.model)
+        training.notes = (*training.notes, note)
+    if options.freeze_norms:
+        note = freeze_norms(training.model, heads=training.heads(), name=options.model)
         training.notes = (*training.notes, note)
     return training
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from visualtokens.errors import UserError, unknown
 from visualtokens.tasks.options import TaskOptions
 
-SCHEDULES = ("cosine", "step")
+SCHEDULES = ("cosine", "step", "poly")
 LOGS = ("tensorboard", "trackio", "wandb")
 
 
@@ -41,11 +41,14 @@ class TrainConfig(TaskOptions):
     lr: float = 1e-3
     """Peak learning rate."""
 
-    schedule: Literal["cosine", "step"] = "cosine"
-    """Learning rate schedule after the warm-up: cosine or step decay."""
+    schedule: Literal["cosine", "step", "poly"] = "cosine"
+    """Learning rate schedule after the warm-up: cosine, step or polynomial decay; see --power."""
 
     min_lr: float | None = None
-    """Final learning rate of the cosine; by default 1e-6, or lr / 10 if that is less."""
+    """Final learning rate of cosine and poly; by default 1e-6, or lr / 10 if that is less."""
+
+    power: float | None = None
+    """Power of --schedule poly; by default 1, a linear decay."""
 
     decay_epochs: float | list[float] | None = None
     """Epochs between two decays of --schedule step, by default 30, or the epochs of all decays, such as
@@ -167,7 +170,9 @@ class TrainConfig(TaskOptions):
         self._require("decay_rate", rate is None or 0 < rate < math.inf, "more than 0")
         for name in ("decay_epochs", "decay_rate"):
             self._needs(name, "schedule", self.schedule == "step", "--schedule step")
-        self._needs("min_lr", "schedule", self.schedule == "cosine", "--schedule cosine")
+        self._needs("min_lr", "schedule", self.schedule != "step", "--schedule cosine or poly")
+        self._require("power", self.power is None or 0 < self.power < math.inf, "more than 0")
+        self._needs("power", "schedule", self.schedule == "poly", "--schedule poly")
         self._needs("warmup_lr", "warmup_epochs", self.warmup > 0, "a warm-up")
 
     def filled(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
-from timm.layers import convert_sync_batchnorm
 from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
@@ -22,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from visualtokens.data import derive_seed, generator
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import contiguous_weights, one_line
-from visualtokens.tasks.freeze import eval_frozen
+from visualtokens.tasks.freeze import eval_frozen, sync_trained_norms
 from visualtokens.tasks.task import E, Loss, Training
 from visualtokens.tasks.timm_models import require_layers
 from visualtokens.train.config import TrainConfig
@@ -77,7 +76,7 @@ class Learner(Generic[E]):
         if self.config.sync_bn and self.team.size > 1:
             if self.device.type != "cuda":
                 raise UserError(f"sync_bn needs a GPU for each process, not {self.device.type}; leave it out")
-            model = convert_sync_batchnorm(model)
+            model = sync_trained_norms(model)
         return model.to(self.device).to(memory_format=self.memory_format)
 
     def _parallel(self) -> nn.Module:
@@ -102,7 +101,7 @@ class Learner(Generic[E]):
     def train_mode(self) -> None:
         """Put the model in training mode, except its frozen layers."""
         self.model.train()
-        if self.config.frozen is not None:
+        if self.config.frozen is not None or self.config.freeze_norms:
             eval_frozen(self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
@@ -290,10 +289,10 @@ def _check_args(config: TrainConfig) -> list[str]:
 
 
 def create_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, *, steps: int) -> Scheduler:
-    """Return the schedule: linear warm-up, then cosine or step decay; an epoch has ``steps`` steps.
+    """Return the schedule: linear warm-up, then the decay of the configuration; an epoch has ``steps`` steps.
 
-    The cosine spans all epochs, and the warm-up replaces its start. Step decays are counted from the end of
-    the warm-up unless their epochs are listed. The learning rate is a function of the step:
+    Cosine and polynomial span all epochs, and the warm-up replaces their start. Step decays are counted from
+    the end of the warm-up unless their epochs are listed. The learning rate is a function of the step:
     ``schedule.step_update(step)`` sets it, in any order.
     """
     lowest = min(LOWEST_LR, config.lr / 10)
@@ -307,7 +306,8 @@ def create_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, *, st
         decay_epochs=every,
         # timm decays one step early; half a step avoids rounding errors.
         decay_milestones=[epoch + 0.5 / steps for epoch in listed],
-        decay_rate=config.decay_rate or 0.1,
+        # timm calls the power of its polynomial a decay rate
+        decay_rate=(config.power or 1.0) if config.schedule == "poly" else config.decay_rate or 0.1,
         warmup_epochs=config.warmup,
         warmup_lr=lowest if config.warmup_lr is None else config.warmup_lr,
         warmup_prefix=config.schedule == "step" and not listed,

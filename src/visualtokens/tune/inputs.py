@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,10 +86,17 @@ def named_model(
     return model
 
 
-def save_reduced(out: str | Path, opened: Opened, *, method: str, keep: tuple[int, ...]) -> None:
+def save_reduced(
+    out: str | Path,
+    opened: Opened,
+    *,
+    method: str,
+    keep: tuple[int, ...],
+    options: Mapping[str, Any] | None = None,
+) -> None:
     """Write the reduced model as a checkpoint folder."""
     classes = opened.classes or class_names(opened.model)
-    reduce(opened.model, method, keep=keep)
+    reduce(opened.model, method, keep=keep, **(options or {}))
     save_checkpoint(
         out,
         opened.model,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -76,6 +76,7 @@ def plan(
     size: tuple[int, int] | None = None,
     batch: int | None = None,
     rounds: int = 5,
+    options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """The schedule that keeps most tokens among those that meet a budget. ``model`` is not changed.
@@ -97,6 +98,7 @@ def plan(
     ``images (n, 3, H, W)``, preprocessed and unlabelled, decide which blocks drop how many tokens: see
     :func:`visualtokens.tune.calibration.calibrate`, which calls ``progress`` with the batches done and their
     number. 64 images take minutes for a ViT-B on two cores. Without them the default drop rates are used.
+    ``options`` are further arguments of ``reduce``: ``init`` and ``iterations``.
     """
     budgets = {"macs": macs, "speedup": speedup, "latency_ms": latency_ms}
     given = [(name, value) for name, value in budgets.items() if value is not None]
@@ -113,7 +115,7 @@ def plan(
         size = (images.shape[2], images.shape[3])
         share = _expected_share(model, name, budget, size)
         profile = calibrate(model, images, share=share, method=method, progress=progress).profile
-    rungs = ladder(model, method, size=size, profile=profile)
+    rungs = ladder(model, method, size=size, profile=profile, options=options)
     about: dict[str, Any] = dict(
         method=method,
         size=size,
@@ -126,7 +128,7 @@ def plan(
         rung = _first_within(rungs, budget, method)
         return Plan(keep=rung.keep, macs=rung.macs, **about)
     batch = batch or (1 if name == "latency_ms" else 8)
-    meter = Speedometer(model, method=method, size=size, batch=batch, rounds=rounds)
+    meter = Speedometer(model, method=method, size=size, batch=batch, rounds=rounds, options=options)
     index, found = climb(rungs, meter, name=name, budget=budget)
     return Plan(
         keep=rungs[index].keep,
@@ -177,25 +179,32 @@ class Rung:
 
 
 def ladder(
-    model: nn.Module, method: str, *, size: tuple[int, int], profile: Profile | None = None
+    model: nn.Module,
+    method: str,
+    *,
+    size: tuple[int, int],
+    profile: Profile | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[Rung]:
     """Schedules for images of ``size`` (H, W) in decreasing order of multiply-adds, the plain model first.
 
-    They scale the drop rates of ``profile``, by default :func:`default_profile`.
+    They scale the drop rates of ``profile``, by default :func:`default_profile`. ``options`` are further
+    arguments of ``reduce``.
     """
+    options = options or {}
     plain = plain_copy(model)
     encoder = encoder_of(plain)
     blocks, patches = len(encoder.blocks), math.prod(encoder.grid(size))
     fewest = 0 if encoder.reads_prefix_only else 1
     full = formula_macs(plain, patches=patches).total
-    reduce(plain, method, keep=[patches] * blocks)
+    reduce(plain, method, keep=[patches] * blocks, **options)
     profile = profile or default_profile(blocks)
     fit = find_method(method)[1]
     rungs = [Rung((patches,) * blocks, full)]
     for keep in _schedules(profile, patches, fewest):
         if fit is not None:  # conv cannot reach every K, and only halves the grid where it was told to
             keep = fit(keep, encoder.grid(size))
-            reduce(plain, method, keep=keep)
+            reduce(plain, method, keep=keep, **options)
         cost = formula_macs(plain, patches=patches, keep=keep).total
         if cost < rungs[-1].macs:
             rungs.append(Rung(keep, cost))
@@ -235,13 +244,20 @@ class Speedometer:
     """Measures schedules of a model side by side with the plain model, on random images."""
 
     def __init__(
-        self, model: nn.Module, *, method: str, size: tuple[int, int], batch: int, rounds: int
+        self,
+        model: nn.Module,
+        *,
+        method: str,
+        size: tuple[int, int],
+        batch: int,
+        rounds: int,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         like = next(model.parameters())
         channels: int = next(m for m in model.modules() if isinstance(m, nn.Conv2d)).in_channels
         noise = torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(0))
         self.images = noise.to(like.device, like.dtype)
-        self.model, self.method, self.rounds = model, method, rounds
+        self.model, self.method, self.rounds, self.options = model, method, rounds, options or {}
         self.full = self._run(FULL, plain_copy(model))
         self.machine: dict[str, Any] = machine() | {"device": str(like.device)}
 
@@ -258,7 +274,7 @@ class Speedometer:
 
     def reduced(self, keep: tuple[int, ...]) -> nn.Module:
         """A copy of the model, on the same weights, that keeps ``keep`` tokens."""
-        return reduce(plain_copy(self.model), self.method, keep=keep)
+        return reduce(plain_copy(self.model), self.method, keep=keep, **self.options)
 
     def _run(self, name: str, model: nn.Module) -> Run:
         return prepare(Candidate(name, model), self.images, "eager")

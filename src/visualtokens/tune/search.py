@@ -174,20 +174,23 @@ def finetune(
     out: str | Path,
     method: str,
     keep: Sequence[int],
+    reduction: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Stage three: train the checkpoint ``start`` with hard pooling.
 
+    ``reduction`` are further arguments of ``reduce``: ``init``, ``iterations``, ``carry`` (False by default),
+    ``normalize_qk`` and ``alpha``. ``options`` are those of :class:`~visualtokens.train.TrainConfig`.
     ``out`` becomes a checkpoint of a :func:`~visualtokens.reduce.trainable.reduced_vit`: loading it returns
     the reduced model. Resumes if interrupted.
     """
     source = _load_plain(start)
-    reduction = {"base": source.config["architecture"], "method": method, "keep": list(keep), "carry": False}
+    chosen = {"method": method, "keep": list(keep), "carry": False} | dict(reduction or {})
     return _train(
         source,
         f"fine-tuning with {method} at {list(keep)} tokens, in {out}",
         task="classify",
-        model_args=source.config.get("model_args", {}) | reduction,
+        model_args=source.config.get("model_args", {}) | {"base": source.config["architecture"]} | chosen,
         data=data,
         out=out,
         init=start,

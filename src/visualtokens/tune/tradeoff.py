@@ -98,13 +98,14 @@ def tradeoff(
     size: tuple[int, int] | None = None,
     batch: int = 8,
     rounds: int = 5,
+    options: Mapping[str, Any] | None = None,
 ) -> Tradeoff:
     """Measure the named ``schedules`` side by side with the full model. ``model`` is not changed.
 
     Speed and memory are measured on random images of ``size`` (H, W), by default the model's own, in batches
     of ``batch``. Quality needs preprocessed ``images (n, 3, H, W)``: it is the accuracy if ``labels (n,)``
     are given; otherwise the agreement with the full model, or, for a model without classes, the similarity
-    of its features.
+    of its features. ``options`` are further arguments of ``reduce``: ``init`` and ``iterations``.
     """
     if FULL in schedules:
         raise UserError(f"{FULL!r} is the name of the full model; give the schedule another name")
@@ -113,7 +114,7 @@ def tradeoff(
     patches = math.prod(encoder.grid(size))
     blocks = len(encoder.blocks)
     keeps = {name: Schedule.of(keep, blocks).tokens(patches) for name, keep in schedules.items()}
-    meter = Speedometer(model, method=method, size=size, batch=batch, rounds=rounds)
+    meter = Speedometer(model, method=method, size=size, batch=batch, rounds=rounds, options=options)
     measured = meter(list(keeps.values()))
     models = [plain_copy(model), *(meter.reduced(keep) for keep in keeps.values())]
     quality, values = _evaluate(models, images, labels, batch=batch)
@@ -145,10 +146,15 @@ def tradeoff(
 
 
 def spread_schedules(
-    model: nn.Module, method: str, *, size: tuple[int, int] | None = None, shares: Sequence[float]
+    model: nn.Module,
+    method: str,
+    *,
+    size: tuple[int, int] | None = None,
+    shares: Sequence[float],
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Schedules, by name, that take at most these ``shares`` of the full model's multiply-adds."""
-    rungs = ladder(model, method, size=size or input_size(model))
+    rungs = ladder(model, method, size=size or input_size(model), options=options)
     found: dict[str, tuple[int, ...]] = {}
     for share in shares:
         rung = next((rung for rung in rungs if rung.macs <= share * rungs[0].macs), None)

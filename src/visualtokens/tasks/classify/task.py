@@ -100,6 +100,7 @@ class Classify(Task):
             model_args=model_args,
             notes=notes,
             augment=augment_of(options),
+            repeats=options.repeats,
             loss=ClassifyLoss(
                 smoothing=options.label_smoothing,
                 mixup=options.mixup,
@@ -246,6 +247,7 @@ class ClassifyTraining(Training[Batch]):
         model_args: Mapping[str, Any],
         augment: Augment,
         loss: ClassifyLoss,
+        repeats: int = 1,
         teacher: Teacher | None = None,
         notes: Sequence[str] = (),
     ) -> None:
@@ -253,6 +255,7 @@ class ClassifyTraining(Training[Batch]):
         if len(self.classes) < 2:
             raise UserError(f"{train_set.spec} has {len(self.classes)} class; a classifier needs 2 or more")
         self.augment, self.options, self.teacher, self.notes = augment, loss, teacher, notes
+        self.repeats = repeats
         self.mix: Mix | None = None
         if loss.mixup or loss.cutmix:
             self.mix = Mix(
@@ -264,7 +267,12 @@ class ClassifyTraining(Training[Batch]):
 
     def train_loader(self, loading: Loading) -> Loader[Batch]:
         return create_loader(
-            self.train_set, self.preprocess, train=True, augment=self.augment, **vars(loading)
+            self.train_set,
+            self.preprocess,
+            train=True,
+            augment=self.augment,
+            repeats=self.repeats,
+            **vars(loading),
         )
 
     def loss(self, model: nn.Module, batch: Batch, *, rng: np.random.Generator) -> Loss:

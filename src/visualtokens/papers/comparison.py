@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from visualtokens.bench.comparison import align
-from visualtokens.papers.figures import Published, published
+from visualtokens.bench.comparison import WIDTH, align
+from visualtokens.papers.figures import Published, Reason, published, reasons
 from visualtokens.papers.models import MODELS
+from visualtokens.papers.verdicts import Verdict, verdict_for
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,22 @@ class Row:
             return None
         return round(self.computed, self.published.decimals) == self.published.number
 
+    @property
+    def reason(self) -> Reason | None:
+        """Why the figures differ; None if they agree, or if no reason is known."""
+        return reasons().get(self.published.key) if self.agrees is False else None
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What our small trainings say about this result; a cost has none."""
+        figure = self.published
+        return [] if figure.is_cost else verdict_for(figure.paper, figure.table, figure.model, figure.variant)
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether the figures differ for no known reason."""
+        return self.agrees is False and self.reason is None
+
 
 def rows(paper: str | None = None, table: str | None = None, *, all: bool = False) -> list[Row]:
     """The published costs (parameters, multiply-adds) with the computed ones, in printed order.
@@ -57,7 +76,8 @@ def _row(figure: Published) -> Row:
     computed = entry.metrics[figure.metric](model, size)
     if figure.metric not in entry.other:
         return Row(figure, computed)
-    return Row(figure, computed, entry.other[figure.metric](model, size), entry.other_name)
+    other = entry.other[figure.metric]
+    return Row(figure, computed, other.count(model, size), other.name)
 
 
 def to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -66,6 +86,8 @@ def to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
         asdict(row.published)
         | {"computed": row.computed, "difference_percent": row.difference, "agrees": row.agrees}
         | ({row.other_name: row.other} if row.other_name else {})
+        | ({"reason": row.reason.kind, "explanation": row.reason.text} if row.reason else {})
+        | ({"verdicts": [asdict(each) for each in row.verdicts]} if row.verdicts else {})
         for row in rows
     ]
 
@@ -76,16 +98,33 @@ COLUMNS = ("model", "input", "metric", "published", "computed", "difference", ""
 def table(rows: Sequence[Row]) -> str:
     """The rows as text, grouped by the papers' tables, with totals at the end; at most 100 columns wide.
 
-    Costs without a computed value are not listed, only counted in the totals.
+    Each table is followed by the reasons of its differences. Costs without a computed value are not listed,
+    only counted in the totals.
     """
     listed = [row for row in rows if row.computed is not None or not row.published.is_cost]
-    cells = [(row, line) for row in listed for line in (_cells(row), _other_cells(row)) if line]
-    header, *lines = align([COLUMNS, *(line for _, line in cells)])
-    pairs = zip((row for row, _ in cells), lines, strict=True)
-    out = []
-    for title, group in itertools.groupby(pairs, key=lambda pair: _title(pair[0])):
-        out += [title, header, *(line for _, line in group), ""]
+    groups = [(title, list(group)) for title, group in itertools.groupby(listed, key=_title)]
+    notes = [_notes(group) for _, group in groups]
+    cells = [
+        line
+        for (_, group), found in zip(groups, notes, strict=True)
+        for row in group
+        for line in _lines(row, found)
+    ]
+    header, *lines = align([COLUMNS, *cells])
+    rest, out = iter(lines), []
+    for (title, group), found in zip(groups, notes, strict=True):
+        out += [title, header, *itertools.islice(rest, sum(len(_lines(row, found)) for row in group))]
+        for reason, number in found.items():
+            text = f"[{number}] {reason.kind}: {reason.text}"
+            out += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
+        out.append("")
     return "\n".join([*out, *_totals(rows)])
+
+
+def _notes(rows: Sequence[Row]) -> dict[Reason, int]:
+    """The numbers of the reasons of one table, in order."""
+    found = dict.fromkeys(row.reason for row in rows if row.reason)
+    return {reason: number for number, reason in enumerate(found, start=1)}
 
 
 def _title(row: Row) -> str:
@@ -95,22 +134,32 @@ def _title(row: Row) -> str:
     return f"{paper}, table {name}"
 
 
+def _lines(row: Row, notes: dict[Reason, int]) -> list[tuple[str, ...]]:
+    """The cells of a row, and of a second line if it is also counted in another way."""
+    first = (*_cells(row), _verdict(row, notes))
+    if row.other is None:
+        return [first]
+    other = Row(row.published, row.other)
+    return [first, ("", "", row.other_name, *_cells(other)[3:], "as printed" if other.agrees else "")]
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     figure = row.published
     first, *rest = figure.value.split()
     printed = f"{first} … {rest[-1]}" if rest else first  # a schedule has one number per block
     known = (f"{figure.model} {figure.variant}".rstrip(), figure.input, figure.metric, printed)
     if row.computed is None or row.difference is None:
-        return *known, "", "", ""
-    computed = f"{row.computed:.{figure.decimals + 2}f}"
-    return *known, computed, f"{row.difference:+.1f} %", "as printed" if row.agrees else "differs"
+        return *known, "", ""
+    return *known, f"{row.computed:.{figure.decimals + 2}f}", f"{row.difference:+.1f} %"
 
 
-def _other_cells(row: Row) -> tuple[str, ...]:
-    """The second line of a row that is also counted in another way."""
-    if row.other is None:
-        return ()
-    return ("", "", row.other_name, *_cells(Row(row.published, row.other))[3:])
+def _verdict(row: Row, notes: dict[Reason, int]) -> str:
+    """Whether a computed figure agrees, or what our small trainings say about a published result."""
+    if row.agrees is None:
+        return ", ".join(dict.fromkeys(found.verdict for found in row.verdicts))
+    if row.reason:
+        return f"{row.reason.kind} [{notes[row.reason]}]"
+    return "as printed" if row.agrees else "unexplained"
 
 
 def _totals(rows: Sequence[Row]) -> list[str]:
@@ -119,7 +168,10 @@ def _totals(rows: Sequence[Row]) -> list[str]:
     agree = sum(bool(row.agrees) for row in compared)
     lines = ["No published costs."]
     if costs:
+        kinds = Counter(r.reason.kind if r.reason else "unexplained" for r in compared if not r.agrees)
+        named = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
         lines = [f"{len(compared)} figures compared: {agree} as printed, {len(compared) - agree} differ."]
+        lines += [f"Differences by reason: {named}."] if named else []
     if len(compared) < len(costs):
         lines.append(f"{len(costs) - len(compared)} costs of models that this version does not include.")
     if len(costs) < len(rows):
