@@ -57,6 +57,7 @@ def _save_onnx(program: torch.export.ExportedProgram, file: Path, input_name: st
             output_names=["output"],
             opset_version=OPSET,
             custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
+            optimize=False,
             verbose=False,
         )
     except Exception as error:
@@ -66,6 +67,7 @@ def _save_onnx(program: torch.export.ExportedProgram, file: Path, input_name: st
             f"torch cannot convert this model to ONNX: {one_line(root_cause(error))}; choose format pt2"
         ) from error
     assert converted is not None
+    _optimize(converted.model)
     converted.model.metadata_props[KEY] = text
     converted.save(file, external_data=False)
 
@@ -76,6 +78,28 @@ def _stable_sort(self: Any, *, stable: bool, dim: int = -1, descending: bool = F
 
     count = op.Reshape(op.Gather(op.Shape(self), op.Constant(value_int=dim), axis=0), [1])
     return op.TopK(self, count, axis=dim, largest=int(descending), sorted=1)
+
+
+def _optimize(model: Any) -> None:
+    """Simplify an ONNX graph as torch's exporter does, without the rule that compares all pairs of slices.
+
+    That rule takes most of the time, 22 of 26 seconds for STViT-S.
+    """
+    from onnx_ir.passes import common
+    from onnxscript import optimizer, rewriter
+    from onnxscript.rewriter.rules.common import slice_split_rule
+
+    rules = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule is not slice_split_rule]
+    common.InlinePass()(model)
+    for _ in range(2):
+        optimizer.fold_constants_ir(model, onnx_shape_inference=True)
+        rewriter.RewritePass(rules)(model)
+        common.RemoveUnusedNodesPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.DeduplicateInitializersPass()(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.OutputFixPass()(model)
+    common.NameFixPass()(model)
 
 
 def _save_compiled(program: torch.export.ExportedProgram, file: Path, text: str) -> None:
