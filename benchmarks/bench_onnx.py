@@ -43,6 +43,11 @@ def file_of(name: str, work: Path) -> Path:
     return Row("", model, name if name in METHODS else None, "own").folder(work) / "onnx.onnx"
 
 
+def is_there(name: str, work: Path) -> bool:
+    """Whether a candidate can be measured; a file may not have been prepared."""
+    return "compiled" in name or file_of(name, work).exists()
+
+
 def make(name: str, work: Path, batch: int) -> Callable[[], object]:
     """Return the forward pass of one candidate; all candidates get the same images."""
     torch.set_num_threads(THREADS)
@@ -121,12 +126,17 @@ def main() -> None:
     }
     for group in options.only:
         if options.profile:
-            files = {name: file_of(name, options.work) for name in GROUPS[group] if "compiled" not in name}
-            result.setdefault("profiles", {})[group] = {name: profile(file) for name, file in files.items()}
+            names = [
+                name for name in GROUPS[group] if "compiled" not in name and is_there(name, options.work)
+            ]
+            result.setdefault("profiles", {})[group] = {
+                name: profile(file_of(name, options.work)) for name in names
+            }
             save(options.save, result)
             continue
         for batch in options.batches:
-            found = measure(GROUPS[group], options.work, batch, options.rounds)
+            names = tuple(name for name in GROUPS[group] if is_there(name, options.work))
+            found = measure(names, options.work, batch, options.rounds)
             result.setdefault(group, {})[str(batch)] = found
             show(f"{group}, batch {batch}", found)
             save(options.save, result)

@@ -18,6 +18,7 @@ from visualtokens.export.metadata import ENTRY, KEY, Metadata
 from visualtokens.files import one_line
 
 OPSET = 20  # of ONNX
+END = 2**63 - 1  # of a slice without one
 
 
 def format_of(path: Path, format: str | None) -> str:
@@ -56,7 +57,10 @@ def _save_onnx(program: torch.export.ExportedProgram, file: Path, input_name: st
             input_names=[input_name],
             output_names=["output"],
             opset_version=OPSET,
-            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
+            custom_translation_table={
+                torch.ops.aten.sort.stable: _stable_sort,
+                torch.ops.aten.slice_scatter.default: _slice_scatter,
+            },
             optimize=False,
             verbose=False,
         )
@@ -78,6 +82,27 @@ def _stable_sort(self: Any, *, stable: bool, dim: int = -1, descending: bool = F
 
     count = op.Reshape(op.Gather(op.Shape(self), op.Constant(value_int=dim), axis=0), [1])
     return op.TopK(self, count, axis=dim, largest=int(descending), sorted=1)
+
+
+def _slice_scatter(
+    self: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    """Return ``self`` with a slice replaced by ``src``, by joining the parts around it.
+
+    torch's own conversion transposes the whole tensor twice: 6 ms of one image in a reduced DeiT-S.
+    """
+    from onnxscript import opset20 as op
+    from onnxscript.function_libs.torch_lib.ops.core import aten_slice_scatter
+
+    first, last = start or 0, END if end is None else end
+    if step != 1 or not (isinstance(first, int) and isinstance(last, int)):
+        return aten_slice_scatter(self, src, dim, start, end, step)
+    parts = [src]
+    if first != 0:
+        parts.insert(0, op.Slice(self, [0], [first], [dim]))
+    if last < END:
+        parts.append(op.Slice(self, [last], [END], [dim]))
+    return op.Concat(*parts, axis=dim) if len(parts) > 1 else op.Identity(src)
 
 
 def _optimize(model: Any) -> None:

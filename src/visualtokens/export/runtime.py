@@ -68,7 +68,10 @@ def open_session(path: Path, *, threads: int | None = None) -> tuple[Any, Metada
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        # Its fallback to other providers would print and try again.
+        session = ort.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
         described = session.get_modelmeta().custom_metadata_map
     except Exception as error:
         raise UserError(f"{path} is damaged or not an ONNX file: {one_line(error)}") from error
