@@ -2,8 +2,8 @@
 
     python benchmarks/export_photos.py --weights vit.safetensors --photos imagenet_val/ --work FOLDER
 
-A pretrained ViT-B/16 with the default method and half of its multiply-adds, in float32: the top-1 class of the
-ONNX file in onnxruntime and of the model in torch, photo by photo. Weights and photos are those of
+A pretrained ViT-B/16 with the default method and half of its multiply-adds, in float32: the top-1 class of
+the ONNX file in onnxruntime and of the model in torch, photo by photo. Weights and photos are those of
 imagenet_reduce.py. The file and the answers stay in ``--work``; the same command continues. Where the answers
 differ, the result has the margins between the two classes in the logits of the model.
 """
