@@ -33,7 +33,10 @@ class OnnxModel:
                 f"{self.path} has {len(inputs)} inputs and {len(outputs)} outputs instead of one each; "
                 "write it with `vtok export`"
             )
-        self.input, self.output = inputs[0].name, outputs[0].name
+        try:
+            self.input, self.output = inputs[0].name, outputs[0].name
+        except UnicodeDecodeError as error:  # names are decoded only when they are read
+            raise UserError(f"{self.path} is damaged: {one_line(error)}") from error
         self.classes, self.described = self.metadata.classes, vars(self.metadata)
 
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
