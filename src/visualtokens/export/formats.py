@@ -89,7 +89,8 @@ def _slice_scatter(
 ) -> Any:
     """Return ``self`` with a slice replaced by ``src``, by joining the parts around it.
 
-    torch's own conversion transposes the whole tensor twice: 6 ms of one image in a reduced DeiT-S.
+    torch's own conversion transposes the tensor, scatters and transposes back; the logits of an attention
+    with a bias for the token sizes are such a tensor.
     """
     from onnxscript import opset20 as op
     from onnxscript.function_libs.torch_lib.ops.core import aten_slice_scatter
@@ -108,7 +109,8 @@ def _slice_scatter(
 def _optimize(model: Any) -> None:
     """Simplify an ONNX graph as torch's exporter does, without the rule that compares all pairs of slices.
 
-    That rule takes most of the time, 22 of 26 seconds for STViT-S.
+    With it, the rewriting took 148 of 173 seconds of an export of STViT-S under cProfile. Without it, DeiT-S
+    has as many nodes as before, plain and with ``weighted_merge``.
     """
     from onnx_ir.passes import common
     from onnxscript import optimizer, rewriter
