@@ -1,22 +1,29 @@
 """Every model and every reduction method in every exported format: difference, file size and images/s.
 
-    python benchmarks/export_table.py [--only 'stvit_*'] [--formats onnx pt2 aoti] [--no-speed] [--batch 8]
+    python benchmarks/export_table.py prepare --work FOLDER [--only 'stvit_*'] [--parts onnx pt2]
+    python benchmarks/export_table.py speed --work FOLDER [--only 'stvit_*'] [--seconds 200]
+    python benchmarks/export_table.py page --work FOLDER
 
 A row is one model at its own size, with a dynamic batch, or at another, non-square size, with dynamic batch
-and size. Its files are written and compared with the model by ``visualtokens.export``; then the model, the
-compiled model and the files take turns in one interleaved run, which needs a quiet machine. A refused export
-keeps its reason. Rows are saved one by one in results/export.json, and the same command continues;
-docs/export_table.md is written at the end from all rows.
+and size. ``prepare`` writes the files of a row, compares them with the model, and fills the cache of
+``torch.compile``; it may run beside other work. ``speed`` needs a quiet machine: the model, the compiled
+model and the files take turns in one interleaved run. Each row has processes of its own, no row is started
+after ``--seconds``, and both steps continue where they stopped. ``page`` collects all rows in
+results/export.json and docs/export_table.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import functools
 import json
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,146 +32,226 @@ import torch
 from torch import Tensor, nn
 
 import visualtokens
+from export_page import page
+from own_process import settled_canary
 from visualtokens.bench import interleave, machine
+from visualtokens.cli.models import read_sizes
 from visualtokens.errors import UserError
-from visualtokens.export.program import example_size
+from visualtokens.export import FORMATS
+from visualtokens.export.program import Captured, capture_model, example_size
 from visualtokens.export.runtime import OnnxModel
 from visualtokens.files import write_atomically
 from visualtokens.reduce import METHODS
 from visualtokens.tasks.timm_models import preprocess_for
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, TABLE = ROOT / "results" / "export.json", ROOT / "docs" / "export_table.md"
-FORMATS = ("onnx", "pt2", "aoti")
 BASE, KEEP = "deit_small_patch16_224", "deit_small/3"
 SIZES = ("own", "other")
-ROUNDS = 7
+PARTS = (*FORMATS, "compiled")
+THREADS = 2
+ROUNDS, TURN = 5, 0.1  # seconds
+Measured = dict[str, Any]
 
 
-def subjects() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """The name and the constructor of every row's model."""
-    for name in visualtokens.list_models():
-        yield name, lambda name=name: timm.create_model(name)  # type: ignore[misc]
-    yield BASE, lambda: timm.create_model(BASE)
-    for method in METHODS:
-        yield (
-            f"{BASE} {method}",
-            lambda method=method: visualtokens.reduce(timm.create_model(BASE), method, keep=KEEP),  # type: ignore[misc]
-        )
+@dataclass(frozen=True)
+class Row:
+    """One model at one of its sizes."""
+
+    family: str
+    model: str
+    method: str | None  # of reduction
+    size: str  # one of SIZES
+
+    @property
+    def key(self) -> str:
+        return " ".join(filter(None, (self.model, self.method, self.size)))
+
+    def folder(self, work: Path) -> Path:
+        return work / self.key.replace(" ", "-")
+
+    def make(self) -> tuple[nn.Module, Tensor]:
+        """Return the model in eval mode and one image."""
+        torch.manual_seed(0)
+        model = timm.create_model(self.model).eval()
+        if self.method is not None:
+            visualtokens.reduce(model, self.method, keep=KEEP)
+        own = preprocess_for(model).size
+        height, width = own if self.size == "own" else example_size(own, 32)
+        return model, torch.randn(1, 3, height, width)
 
 
-def measure(make: Callable[[], nn.Module], size: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Export a model in all formats and compare the speed of those that are not refused."""
-    torch.manual_seed(0)
-    model = make().eval()
-    own = preprocess_for(model).size
-    height, width = own if size == "own" else example_size(own, 32)
-    images = torch.randn(arguments.batch, 3, height, width)
-    dynamic = ("batch",) if size == "own" else ("batch", "size")
-    row: dict[str, Any] = {"size": [height, width], "formats": {}}
-    candidates: dict[str, Callable[[], object]] = {}
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        for format in arguments.formats:
-            path = Path(folder, f"{format}{'.onnx' if format == 'onnx' else '.pt2'}")
-            try:
-                made = visualtokens.export(model, path, format=format, dynamic=dynamic)
-            except UserError as error:
-                row["formats"][format] = {"refused": str(error)}
-                continue
-            row["formats"][format] = {
-                "difference": made.difference,
-                "bytes": made.bytes,
-                "multiple": made.metadata.multiple,
-            }
-            if arguments.speed:
-                candidates[format] = _runner(path, format, images)
-        if arguments.speed:
-            compiled = torch.compile(model, dynamic=size != "own")
-            candidates = {"eager": lambda: model(images), "compiled": lambda: compiled(images)} | candidates
-            timings = interleave(candidates, rounds=ROUNDS)
-            row["images_per_second"] = {
-                name: asdict(timings.rate(name, arguments.batch)) for name in candidates
-            }
-            row["quiet"] = timings.quiet
-    return row
+def all_rows() -> list[Row]:
+    """Return the rows in the order of the page."""
+    sizes = read_sizes()
+    subjects = [(sizes[name].family, name, None) for name in visualtokens.list_models()]
+    subjects.sort(key=lambda subject: subject[0])
+    subjects += [("DeiT-S with fewer tokens", BASE, method) for method in (None, *METHODS)]
+    return [Row(*subject, size) for subject in subjects for size in SIZES]
 
 
-def _runner(path: Path, format: str, images: Tensor) -> Callable[[], object]:
-    if format == "onnx":
-        session, values = OnnxModel(path, threads=torch.get_num_threads()), images.numpy()
+def by_turns(rows: list[Row]) -> Iterator[Row]:
+    """Yield the rows so that every family has its first model before any has its second."""
+    families: dict[str, list[Row]] = {}
+    for row in rows:
+        families.setdefault(row.family, []).append(row)
+    for i in range(max(map(len, families.values()))):
+        yield from (members[i] for members in families.values() if i < len(members))
+
+
+# In the process of a row.
+
+
+def prepare(row: Row, folder: Path, parts: Sequence[str]) -> None:
+    """Write the files of a row and compare them with the model; "compiled" fills the cache."""
+    torch.set_num_threads(1)
+    model, image = row.make()
+
+    @functools.cache
+    def captured() -> Captured | UserError:
+        try:
+            return capture_model(model, dynamic=("batch",) if row.size == "own" else ("batch", "size"))
+        except UserError as error:
+            return error
+
+    def write(part: str) -> Measured:
+        program = captured()
+        try:
+            if isinstance(program, UserError):
+                raise program
+            made = program.write(folder / f"{part}{FORMATS[part]}", part)
+        except UserError as error:
+            return {"refused": str(error)}
+        return {"difference": made.difference, "bytes": made.bytes}
+
+    for part in parts:
+        if part == "compiled":
+            with torch.no_grad():
+                compiled(model, row)(image)
+        found = {} if part == "compiled" else write(part)
+        save(folder / f"{part}.json", {"pixels": list(image.shape[2:])} | found)
+
+
+def speed(row: Row, folder: Path, parts: Sequence[str]) -> None:
+    """Time the model, the compiled model and the files of a row in turns."""
+    torch.set_num_threads(THREADS)
+    model, image = row.make()
+    candidates = {part: opened(part, folder, row, model, image) for part in ("eager", *parts)}
+    with torch.no_grad():
+        timings = interleave(candidates, rounds=ROUNDS, min_seconds=TURN, canary=settled_canary())
+    rates = {name: timings.rate(name).median for name in candidates}
+    save(folder / "speed.json", {"images_per_second": rates, "quiet": timings.quiet})
+
+
+def compiled(model: nn.Module, row: Row) -> Callable[[Tensor], object]:
+    return torch.compile(model, dynamic=row.size != "own")
+
+
+def opened(part: str, folder: Path, row: Row, model: nn.Module, image: Tensor) -> Callable[[], object]:
+    """Return a function that runs a candidate."""
+    if part == "onnx":
+        session, values = OnnxModel(folder / "onnx.onnx", threads=THREADS), image.numpy()
         return lambda: session(values)
-    if format == "pt2":
-        program = torch.export.load(path).module()
-        return lambda: program(images)
-    package = torch._inductor.aoti_load_package(str(path))
-    return lambda: package(images)
+    program: Any = {
+        "eager": lambda: model,
+        "compiled": lambda: compiled(model, row),
+        "pt2": lambda: torch.export.load(folder / "pt2.pt2").module(),
+        "aoti": lambda: torch._inductor.aoti_load_package(str(folder / "aoti.pt2")),  # type: ignore[attr-defined]
+    }[part]()
+    return lambda: program(image)
 
 
-def table(rows: dict[str, Any]) -> str:
-    """The page of the documentation."""
-    lines = [
-        "# Exported models",
-        "",
-        "Every registered model and every reduction method (on DeiT-S with the schedule `deit_small/3`) in "
-        "every format, written by `python benchmarks/export_table.py`. The difference is the largest between "
-        "the answers of the file and of the model, in float32. The second row of a model has dynamic height "
-        "and width. Images/s are medians of one interleaved run; — was not measured.",
-        "",
-        "| model | size | format | difference | MB | images/s | eager | compiled |",
-        "|---|---|---|---|---|---|---|---|",
+def run(step: Callable[[Row, Path, Sequence[str]], None], row: Row, folder: Path, parts: list[str]) -> None:
+    """Take one step of a row."""
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1  # a process per core prepares rows
+    inductor.cpp.threads = THREADS  # also while this process has one thread
+    began = time.perf_counter()
+    step(row, folder, parts)
+    print(f"{row.key}: {' '.join(parts)} {time.perf_counter() - began:.0f} s", flush=True)
+
+
+# In the main process.
+
+
+def take(step: str, rows: list[Row], options: argparse.Namespace) -> None:
+    """Take one step of all rows that lack it, each in a process of its own."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(options.work / "cache")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["timm", "visualtokens.export.program", "onnxruntime"])
+    began = time.perf_counter()
+
+    def start(row: Row) -> None:
+        folder = row.folder(options.work)
+        parts = to_prepare(folder, options.parts) if step == "prepare" else to_time(folder)
+        if not parts or time.perf_counter() - began > options.seconds:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        process = context.Process(
+            target=run, args=(prepare if step == "prepare" else speed, row, folder, parts)
+        )
+        process.start()
+        process.join()
+        if process.exitcode:
+            print(f"{row.key}: {' '.join(parts)} failed with exit code {process.exitcode}", flush=True)
+
+    with ThreadPoolExecutor(options.processes if step == "prepare" else 1) as pool:
+        list(pool.map(start, by_turns(rows)))
+
+
+def to_prepare(folder: Path, parts: Sequence[str]) -> list[str]:
+    """Return the parts of a row that are not there yet."""
+    return [part for part in parts if not (folder / f"{part}.json").exists()]
+
+
+def to_time(folder: Path) -> list[str]:
+    """Return the parts of a row that can be timed; none if there is no file, or if all have been timed."""
+    there = [
+        p for p in PARTS if (folder / f"{p}.json").exists() and "refused" not in read(folder / f"{p}.json")
     ]
-    for key, row in rows.items():
-        name, _, _ = key.rpartition(" @ ")
-        shown = "×".join(map(str, row["size"]))
-        speeds = row.get("images_per_second", {})
+    timed = read(folder / "speed.json").get("images_per_second", {})
+    return there if {*there} & {*FORMATS} and not {*there} <= {*timed} else []
 
-        def speed(kind: str, speeds: dict[str, Any] = speeds) -> str:
-            return f"{speeds[kind]['median']:.3g}" if kind in speeds else "—"
 
-        for format, cell in row["formats"].items():
-            if "refused" in cell:
-                reason = " ".join(cell["refused"].split()).replace("|", "\\|")
-                lines.append(f"| {name} | {shown} | {format} | refused: {reason} | | | | |")
-                continue
-            lines.append(
-                f"| {name} | {shown} | {format} | {cell['difference']:.1e} | {cell['bytes'] / 1e6:.1f} | "
-                f"{speed(format)} | {speed('eager')} | {speed('compiled')} |"
-            )
-    return "\n".join(lines) + "\n"
+def collect(work: Path) -> Measured:
+    """Return all rows with what is known of them."""
+    rows = []
+    for row in all_rows():
+        folder = row.folder(work)
+        files = {format: folder / f"{format}.json" for format in FORMATS}
+        rows.append(
+            {"family": row.family, "model": row.model, "method": row.method, "size": row.size}
+            | {"formats": {format: read(file) for format, file in files.items() if file.exists()}}
+            | read(folder / "speed.json")
+        )
+    command = "python benchmarks/export_table.py {prepare,speed,page} --work FOLDER"
+    return {"machine": machine(), "command": command, "threads": THREADS, "batch": 1, "rows": rows}
+
+
+def read(file: Path) -> Measured:
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def save(file: Path, document: Measured) -> None:
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", default="*", help="pattern of names")
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
-    parser.add_argument("--no-speed", dest="speed", action="store_false", help="do not measure images/s")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--save", type=Path, default=RESULTS)
-    parser.add_argument("--table", type=Path, default=TABLE)
-    arguments = parser.parse_args()
-    saved: dict[str, Any] = (
-        json.loads(arguments.save.read_text()) if arguments.save.exists() else {"rows": {}}
-    )
-    saved |= {"machine": machine(), "command": "python benchmarks/export_table.py", "batch": arguments.batch}
-    for name, make in subjects():
-        for size in SIZES:
-            key = f"{name} @ {size}"
-            if not fnmatch.fnmatch(name, arguments.only) or _is_done(saved["rows"].get(key), arguments):
-                continue
-            saved["rows"][key] = measure(make, size, arguments)
-            arguments.save.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(saved, indent=1) + "\n"
-            write_atomically(arguments.save, lambda path, text=text: path.write_text(text))
-            print(key, json.dumps(saved["rows"][key]["formats"])[:400], flush=True)
-    page = table(saved["rows"])
-    write_atomically(arguments.table, lambda path: path.write_text(page, encoding="utf-8"))
-
-
-def _is_done(row: dict[str, Any] | None, arguments: argparse.Namespace) -> bool:
-    """Whether a row has all formats, and the speeds if these are wanted."""
-    if row is None or not set(arguments.formats) <= set(row["formats"]):
-        return False
-    return "images_per_second" in row or not arguments.speed
+    parser.add_argument("step", choices=("prepare", "speed", "page"))
+    parser.add_argument("--work", type=Path, required=True, help="folder of the files, some 30 GB")
+    parser.add_argument("--only", default="*", help="pattern of rows, such as 'stvit_small own'")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="that are prepared")
+    parser.add_argument("--processes", type=int, default=2, help="that prepare rows, of one thread each")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no row is started")
+    options = parser.parse_args()
+    if options.step == "page":
+        found = collect(options.work)
+        save(ROOT / "results" / "export.json", found)
+        (ROOT / "docs" / "export_table.md").write_text(page(found), encoding="utf-8")
+    else:
+        take(options.step, [row for row in all_rows() if fnmatch.fnmatch(row.key, options.only)], options)
 
 
 if __name__ == "__main__":

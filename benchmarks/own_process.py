@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from visualtokens.bench import Timings, interleave, peak_memory
-from visualtokens.bench.timing import matmul_canary
+from visualtokens.bench.timing import Canary, matmul_canary
 
 Run = Callable[[], object]
 TURN = 1.0  # seconds
@@ -53,6 +53,11 @@ class OwnProcess:
 
 def in_turns(candidates: Mapping[str, OwnProcess], *, rounds: int) -> Timings:
     """Time the candidates in turns."""
+    return interleave(candidates, rounds=rounds, min_seconds=TURN, canary=settled_canary())
+
+
+def settled_canary() -> Canary:
+    """A canary before and after which idle threads stop spinning."""
     measure = matmul_canary()
 
     def canary() -> float:
@@ -61,7 +66,7 @@ def in_turns(candidates: Mapping[str, OwnProcess], *, rounds: int) -> Timings:
         time.sleep(SPINNING)
         return seconds
 
-    return interleave(candidates, rounds=rounds, min_seconds=TURN, canary=canary)
+    return canary
 
 
 def _serve(connection: Connection, make: Callable[[], Run]) -> None:

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import visualtokens
+from tests.export.test_runtime import DESCRIBED
 from visualtokens.errors import UserError
+from visualtokens.export.formats import save_program
+from visualtokens.export.metadata import Metadata
 from visualtokens.ops.seeds import highest
 from visualtokens.reduce import METHODS
 
@@ -46,6 +49,30 @@ def test_onnx_breaks_ties_by_the_lowest_index(tmp_path: Path) -> None:
     found = session.run(None, {session.get_inputs()[0].name: scores.numpy()})[0]
     expected = np.argsort(-scores.numpy(), axis=1, kind="stable")[:, :7]
     assert found.tolist() == expected.tolist() == highest(scores, 7).tolist()
+
+
+class Assigning(nn.Module):
+    """Slices that are replaced: a suffix, a prefix, a middle, with negative bounds, and with a step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = [x.clone() for _ in range(6)]
+        out[0][..., 1:].add_(1)
+        out[1][:, :2] = 0
+        out[2][:, :, 1:3] *= 2
+        out[3][:, 1:-1] = 5
+        out[4][:, :, ::2] = 3
+        out[5][:, 0:100] = 1
+        return torch.stack(out)
+
+
+def test_onnx_replaces_slices(tmp_path: Path) -> None:
+    shapes = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(Assigning(), (torch.randn(2, 4, 5),), dynamic_shapes=shapes)
+    save_program(program, tmp_path / "slices.onnx", Metadata(**DESCRIBED))
+    session = onnxruntime.InferenceSession(tmp_path / "slices.onnx")
+    x = torch.randn(3, 4, 5)
+    (found,) = session.run(None, {"images": x.numpy()})
+    assert np.array_equal(found, Assigning()(x).numpy())
 
 
 SLOW = pytest.mark.slow

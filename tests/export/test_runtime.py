@@ -155,3 +155,35 @@ def test_other_onnx_files_are_refused(tmp_path: Path) -> None:
     model.graph.output.add().CopyFrom(helper.make_tensor_value_info("flat", TensorProto.FLOAT, None))
     with pytest.raises(UserError, match="1 inputs and 2 outputs instead of one each"):
         OnnxModel(saved(tmp_path, model))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda images: np.ones((len(images), 5), np.float32), r"\(2, 5\) for 2 images and 2 classes"),
+        (lambda images: np.ones((4, 2), np.float32), r"\(4, 2\) for 2 images and 2 classes"),
+        (lambda images: np.full((len(images), 2), np.nan, np.float32), "not finite"),
+        (lambda images: np.array([[np.inf, 0.0], [0.0, 0.0]]), "not finite"),
+        (lambda images: np.ones((len(images), 2), bool), "returns bool instead of float32"),
+        (lambda images: np.array([["a", "b"], ["c", "d"]]), "instead of float32"),
+        (lambda images: [1.0, 2.0], "returns list instead of float32"),
+    ],
+)
+def test_other_answers_are_refused(
+    answer: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_model(saved(tmp_path, brightness()))
+    monkeypatch.setattr(OnnxModel, "__call__", lambda _, images: answer(images))
+    with pytest.raises(UserError, match=message):
+        model.task.predict_batch(model, [np.zeros((3, 4, 6), np.float32)] * 2)
+
+
+@pytest.mark.parametrize("name", [b"output", b"MatMul"])
+def test_names_that_are_not_text(name: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """onnxruntime would print about them and try other providers."""
+    path = tmp_path / "name.onnx"
+    path.write_bytes(brightness().SerializeToString().replace(name, name[:-1] + b"\xa3"))
+    with pytest.raises(UserError, match=r"name\.onnx is damaged") as caught:
+        open_model(path)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")

@@ -182,6 +182,18 @@ def test_conv_ffn_compiles_as_one_graph() -> None:
 
 
 @pytest.mark.usefixtures("small_strips")
+def test_conv_ffn_exports_with_a_dynamic_batch() -> None:
+    """Already one image exceeds a strip, but their number is unknown."""
+    ffn, x = build()
+    with torch.no_grad():
+        program = torch.export.export(
+            ffn, (x, GRID), dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, (None, None))
+        )
+        images = torch.cat([x, x, x])
+        assert torch.allclose(program.module()(images, GRID), definition(ffn, images, GRID), atol=1e-6)
+
+
+@pytest.mark.usefixtures("small_strips")
 def test_conv_ffn_under_torch_func() -> None:
     ffn, x = build()
     got = torch.func.grad(lambda x: ffn(x, GRID).square().sum())(x.detach())

@@ -1,14 +1,10 @@
-"""From a model to a file: the program that torch captures, in each format."""
+"""From a model to a file: the program that torch captures, written and verified."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,8 @@ from torch import Tensor, nn
 
 import visualtokens
 from visualtokens.errors import UserError, unknown
-from visualtokens.export.metadata import DYNAMIC, ENTRY, KEY, VERSION, Metadata, source_of
+from visualtokens.export.formats import format_of, is_of_torch, quiet, require_onnx, root_cause, save_program
+from visualtokens.export.metadata import DYNAMIC, VERSION, Metadata, source_of
 from visualtokens.export.verification import check_deterministic, largest_difference
 from visualtokens.files import json_ready, one_line, write_atomically
 from visualtokens.modes import eval_mode
@@ -27,7 +24,6 @@ from visualtokens.tasks.timm_models import class_names, preprocess_for
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 0.05
 MULTIPLES = (1, 32)  # of height and width; most pyramids halve the image five times
-OPSET = 20  # of ONNX
 
 
 @dataclass(frozen=True)
@@ -56,68 +52,94 @@ def export_model(
 ) -> Exported:
     """See :func:`visualtokens.export`."""
     kind = format_of(path, format)
-    for axis in dynamic:
-        if axis not in DYNAMIC:
-            raise unknown("dynamic axis", axis, DYNAMIC)
     limit = (HALF_TOLERANCE if half else TOLERANCE) if tolerance is None else tolerance
     if not limit >= 0:
         raise UserError(f"tolerance={tolerance} is not a difference; give 0 or more")
-    source = _source(model, preprocess, classes)
-    module, size = source.module, source.size
-    with eval_mode(module), torch.no_grad():
-        check_deterministic(module, size)
-        served = Served(
-            module, half=half, statistics=_statistics(source.preprocess) if with_preprocess else None
-        ).eval()
-        program, multiple = capture(served, size, dynamic=dynamic, onnx=kind == "onnx")
-        metadata = Metadata(
-            version=VERSION,
-            library=visualtokens.__version__,
-            format=kind,
-            task=source.task,
-            classes=source.classes,
-            preprocess=None if source.preprocess is None else json_ready(_as_dict(source.preprocess)),
-            input="pixels" if with_preprocess else "images",
-            size=list(size),
-            dynamic=list(dynamic),
-            multiple=multiple,
-            half=half,
-            source=json_ready(source.described),
-        )
+    if kind == "onnx":
+        require_onnx()
+    captured = capture_model(
+        model,
+        dynamic=dynamic,
+        half=half,
+        with_preprocess=with_preprocess,
+        preprocess=preprocess,
+        classes=classes,
+    )
+    return captured.write(path, kind, tolerance=limit, images=images)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as a program of torch, which can be written in every format."""
+
+    module: nn.Module
+    served: Served
+    program: torch.export.ExportedProgram
+    metadata: Metadata  # its format is that of the program
+
+    def write(
+        self, path: Path, format: str, *, tolerance: float = TOLERANCE, images: Tensor | None = None
+    ) -> Exported:
+        """Write a file and compare its answers with those of the model."""
+        metadata = dataclasses.replace(self.metadata, format=format)
         found: list[tuple[float, int]] = []
 
         def write(temporary: Path) -> None:
             # torch takes .pt2 files only
             file = temporary.with_name(f"{temporary.name}{path.suffix}")
             try:
-                save_program(program, file, metadata)
+                save_program(self.program, file, metadata)
                 found.append(
-                    largest_difference(file, metadata, module, images=images, statistics=served.statistics)
+                    largest_difference(
+                        file, metadata, self.module, images=images, statistics=self.served.statistics
+                    )
                 )
-                _check_difference(found[0][0], limit, path)
+                _check_difference(found[0][0], tolerance, path)
                 os.replace(file, temporary)
             finally:
                 file.unlink(missing_ok=True)
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, write)
-    return Exported(path, metadata, *found[0], path.stat().st_size)
+        with eval_mode(self.module), torch.no_grad():
+            write_atomically(path, write)
+        return Exported(path, metadata, *found[0], path.stat().st_size)
 
 
-def format_of(path: Path, format: str | None) -> str:
-    """Return the format, by default that of the ending of the file; the two must not contradict."""
-    from visualtokens.export import FORMATS
-
-    endings = {".onnx": "onnx", ".pt2": "pt2"}
-    if format is not None and format not in FORMATS:
-        raise unknown("format", format, FORMATS)
-    kind = format or endings.get(path.suffix.lower())
-    if kind is None or path.suffix.lower() != FORMATS[kind]:
-        expected = "model.onnx or model.pt2" if kind is None else f"model{FORMATS[kind]}"
-        raise UserError(f"{str(path)!r} has no ending of format {kind or 'onnx or pt2'}; give {expected}")
-    if path.is_dir():
-        raise UserError(f"{str(path)!r} is a folder; give a file")
-    return kind
+def capture_model(
+    model: nn.Module | Checkpoint,
+    *,
+    dynamic: Sequence[str],
+    half: bool = False,
+    with_preprocess: bool = False,
+    preprocess: Any = None,
+    classes: Sequence[str] | None = None,
+) -> Captured:
+    """Return the program of a model; the options are those of :func:`visualtokens.export`."""
+    for axis in dynamic:
+        if axis not in DYNAMIC:
+            raise unknown("dynamic axis", axis, DYNAMIC)
+    source = _source(model, preprocess, classes)
+    module, size = source.module, source.size
+    with eval_mode(module), torch.no_grad():
+        check_deterministic(module, size)
+        statistics = _statistics(source.preprocess) if with_preprocess else None
+        served = Served(module, half=half, statistics=statistics).eval()
+        program, multiple = capture(served, size, dynamic=dynamic)
+    metadata = Metadata(
+        version=VERSION,
+        library=visualtokens.__version__,
+        format="pt2",
+        task=source.task,
+        classes=source.classes,
+        preprocess=None if source.preprocess is None else json_ready(_as_dict(source.preprocess)),
+        input=_input_name(served),
+        size=list(size),
+        dynamic=list(dynamic),
+        multiple=multiple,
+        half=half,
+        source=json_ready(source.described),
+    )
+    return Captured(module, served, program, metadata)
 
 
 @dataclass(frozen=True)
@@ -206,17 +228,11 @@ def _half_copy(model: nn.Module) -> nn.Module:
 
 # Capturing.
 
-_CAPTURE_ERRORS: tuple[type[Exception], ...] = (
-    *(RuntimeError, ValueError, TypeError, AttributeError, AssertionError),
-    *(NotImplementedError, KeyError, IndexError, ArithmeticError),
-)
 
-
-def capture(served: Served, size: tuple[int, int], *, dynamic: Sequence[str], onnx: bool) -> tuple[Any, int]:
-    """Return the program of the model, and the number that heights and widths must be multiples of.
-
-    The program is a ``torch.export.ExportedProgram``, or an ONNX program.
-    """
+def capture(
+    served: Served, size: tuple[int, int], *, dynamic: Sequence[str]
+) -> tuple[torch.export.ExportedProgram, int]:
+    """Return the program of the model, and the number that heights and widths must be multiples of."""
     first: Exception | None = None
     for multiple in MULTIPLES if "size" in dynamic else MULTIPLES[:1]:
         height, width = example_size(size, multiple) if "size" in dynamic else size
@@ -230,32 +246,18 @@ def capture(served: Served, size: tuple[int, int], *, dynamic: Sequence[str], on
         shapes = _dynamic_shapes(dynamic, multiple, first_side=1 if pixels else 2)
         try:
             with quiet():
-                return _capture(served, example, shapes, onnx=onnx), multiple
+                return torch.export.export(served, (example,), dynamic_shapes=shapes), multiple
         except UserError:
             raise
-        except _CAPTURE_ERRORS as error:
-            first = first or error
-        except Exception as error:  # torch's own errors of capturing are no subclasses of these
-            if not type(error).__module__.startswith("torch"):
+        except Exception as error:
+            if not is_of_torch(error):
                 raise
             first = first or error
     raise _refusal(served.model, dynamic, first)
 
 
-def _capture(served: Served, example: Tensor, shapes: Any, *, onnx: bool) -> Any:
-    if onnx:
-        _require_onnx()
-        return torch.onnx.export(
-            served,
-            (example,),
-            dynamo=True,
-            dynamic_shapes=shapes,
-            input_names=["pixels" if served.statistics is not None else "images"],
-            output_names=["output"],
-            opset_version=OPSET,
-            verbose=False,
-        )
-    return torch.export.export(served, (example,), dynamic_shapes=shapes)
+def _input_name(served: Served) -> str:
+    return "images" if served.statistics is None else "pixels"
 
 
 def _dynamic_shapes(dynamic: Sequence[str], multiple: int, *, first_side: int) -> tuple[dict[int, Any]]:
@@ -278,85 +280,13 @@ def example_size(size: tuple[int, int], multiple: int) -> tuple[int, int]:
 
 def _refusal(model: nn.Module, dynamic: Sequence[str], error: Exception | None) -> UserError:
     """Return the error for a model that torch cannot capture."""
-    reason = one_line(_root(error)) if error is not None else ""
+    reason = one_line(root_cause(error)) if error is not None else ""
     if "size" in dynamic:
         return UserError(
             f"this {type(model).__name__} cannot be exported with a dynamic size: {reason}; leave size out "
             "of dynamic and export one file for each size"
         )
     return UserError(f"this {type(model).__name__} cannot be exported: {reason}; load the checkpoint instead")
-
-
-def _root(error: Exception) -> Exception:
-    """Return the error that caused this one."""
-    while isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    return error
-
-
-def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError("ONNX files need other packages: pip install 'visualtokens[onnx]'") from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Leave out the warnings and the output of torch's exporters; errors are raised."""
-    loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.CRITICAL)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
-
-
-# Writing.
-
-
-def save_program(program: Any, file: Path, metadata: Metadata) -> None:
-    """Write a captured program and its metadata into a file."""
-    text = metadata.to_json()
-    with quiet():
-        if metadata.format == "onnx":
-            program.model.metadata_props[KEY] = text
-            program.save(file, external_data=False)
-        elif metadata.format == "pt2":
-            torch.export.save(program, file, extra_files={ENTRY: text})
-        else:
-            _save_compiled(program, file, text)
-
-
-def _save_compiled(program: Any, file: Path, text: str) -> None:
-    from torch._inductor import aoti_compile_and_package
-
-    try:
-        aoti_compile_and_package(program, package_path=str(file))
-    except _CAPTURE_ERRORS as error:
-        raise UserError(
-            f"AOTInductor cannot compile this model: {one_line(_root(error))}; choose format pt2"
-        ) from error
-    add_archive_entry(file, f"extra/{ENTRY}", text)
-
-
-def add_archive_entry(file: Path, name: str, text: str) -> None:
-    """Add a member to a .pt2 archive, in the folder at its top."""
-    import zipfile
-
-    with zipfile.ZipFile(file, "a", zipfile.ZIP_STORED) as archive:
-        top = archive.namelist()[0].partition("/")[0]
-        archive.writestr(f"{top}/{name}", text)
 
 
 def _check_difference(difference: float, limit: float, path: Path) -> None:

@@ -33,7 +33,10 @@ class OnnxModel:
                 f"{self.path} has {len(inputs)} inputs and {len(outputs)} outputs instead of one each; "
                 "write it with `vtok export`"
             )
-        self.input, self.output = inputs[0].name, outputs[0].name
+        try:
+            self.input, self.output = inputs[0].name, outputs[0].name
+        except UnicodeDecodeError as error:  # names are decoded only when they are read
+            raise UserError(f"{self.path} is damaged: {one_line(error)}") from error
         self.classes, self.described = self.metadata.classes, vars(self.metadata)
 
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
@@ -68,7 +71,10 @@ def open_session(path: Path, *, threads: int | None = None) -> tuple[Any, Metada
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        # Its fallback to other providers would print and try again.
+        session = ort.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
         described = session.get_modelmeta().custom_metadata_map
     except Exception as error:
         raise UserError(f"{path} is damaged or not an ONNX file: {one_line(error)}") from error

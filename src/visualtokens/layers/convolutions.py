@@ -220,9 +220,9 @@ def _strips_are_cheaper(x: Tensor, bytes_per_patch: int) -> bool:
     size = x.shape[0] * x.shape[1] * bytes_per_patch
     if not torch.compiler.is_compiling():
         return size > 2 * STRIP_BYTES and not _is_fake()
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow to import
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import
 
-    return not torch.is_grad_enabled() and statically_known_true(size > STRIP_BYTES)
+    return not torch.is_grad_enabled() and has_static_value(size) and size > STRIP_BYTES
 
 
 def _is_fake() -> bool:

@@ -75,7 +75,8 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 def highest(scores: Tensor, k: int) -> Tensor:
     """Indices of the K highest of ``scores (B, N)``, the highest first, the lowest index on ties: ``(B, K)``.
 
-    In an export to ONNX, which has no stable sort, ``topk`` becomes its ``TopK``, which breaks ties this way.
+    ``torch.onnx.export`` knows no stable sort; there ``topk`` becomes ONNX's ``TopK``, which breaks ties this
+    way. ``visualtokens.export`` converts the sort itself.
     """
     if torch.onnx.is_in_onnx_export():
         return scores.topk(min(k, scores.shape[1]), dim=1).indices

@@ -88,9 +88,7 @@ class ExportedClassify(ExportedTask):
         step = len(prepared) if "batch" in model.described["dynamic"] else 1
         found: list[Classification] = []
         for start in range(0, len(prepared), max(step, 1)):
-            logits = model(np.stack(prepared[start : start + step]))
-            if logits.ndim != 2 or logits.shape[1] != len(model.classes):
-                raise UserError(f"it returns {logits.shape} for {len(model.classes)} classes")
+            logits = _logits(model, np.stack(prepared[start : start + step]), axes=2)
             found += [Classification(each, model.classes, top) for each in softmax(logits)]
         return found
 
@@ -132,9 +130,7 @@ class ExportedSegment(ExportedTask):
 
         found: list[Prediction] = []
         for seen in prepared:
-            logits = model(seen.values[None])
-            if logits.ndim != 4 or logits.shape[:2] != (1, len(model.classes)):
-                raise UserError(f"it returns {logits.shape} for {len(model.classes)} classes")
+            logits = _logits(model, seen.values[None], axes=4)
             colours = model.described["source"].get("label_colors")
             found.append(Segmentation(labels_of(logits[0], seen.size), model.classes, colours))
         return found
@@ -151,6 +147,18 @@ def exported_task(name: str | None) -> ExportedTask:
     if name not in _TASKS:
         raise unknown("task", str(name)[:40], _TASKS)
     return _TASKS[name]
+
+
+def _logits(model: ExportedModel, images: Array, *, axes: int) -> Array:
+    """Return the output of a file, ``(B, classes, …)``, after a check."""
+    found = model(images)
+    if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
+        raise UserError(f"it returns {getattr(found, 'dtype', type(found).__name__)} instead of float32")
+    if found.ndim != axes or found.shape[:2] != (len(images), len(model.classes)) or not found.size:
+        raise UserError(f"it returns {found.shape} for {len(images)} images and {len(model.classes)} classes")
+    if not np.isfinite(found).all():
+        raise UserError("it returns values that are not finite, for which there is no answer")
+    return found
 
 
 def _takes_pixels(model: ExportedModel) -> bool:
