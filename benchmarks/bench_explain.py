@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import visualtokens
 from visualtokens.bench import interleave, machine
 from visualtokens.explain import explain
-from visualtokens.explain.explainer import prepare
 from visualtokens.explain.importance import mask, normalise
+from visualtokens.explain.inputs import prepare
 from visualtokens.grouping import record_groupings
 
 MODELS = ("paca_vit_b0",)  # the cheapest model with 49 clusters: the overhead is largest

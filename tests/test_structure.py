@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "surgery": {"models", "layers", "ops"},
     "converters": {"models"},
     "data": set(),
-    "explain": {"ops", "data"},
+    "explain": {"ops", "data", "reduce"},
     "tasks": {"converters", "models", "layers", "data"},
     "checkpoint": {"tasks", "data"},
     "export": {"tasks", "data"},

@@ -140,7 +140,7 @@ def _samples(checkpoint: Checkpoint, digits: ImageDataset) -> list[Sample]:
     chosen = list(dict.fromkeys(mistakes + first_of_class))[:SAMPLES]
     return [
         Sample(
-            explain(model, digits[i][0], preprocess=preprocess, classes=classes),
+            explain(model, digits[i][0], method="cluster", preprocess=preprocess, classes=classes),
             truth=labels[i],
             name=digits.path(i),
         )

@@ -181,6 +181,7 @@ def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | 
     explanation = explain(
         checkpoint.model,
         read_image(config.image),
+        method="cluster",
         **_options(config, checkpoint, target),
         truth=class_of(Path(config.image), checkpoint.classes),
     )
@@ -195,7 +196,7 @@ def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | 
         "clusters": [
             {
                 "cluster": k,
-                "importance": float(explanation.importance[k]),
+                "importance": float(explanation.values[k]),
                 "entropy": float(explanation.entropy[k]),
             }
             for k in explanation.order

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError, unknown
-from visualtokens.explain.explainer import MapSource, as_batch, class_probabilities, explain
+from visualtokens.explain.explainer import MapSource, explain
 from visualtokens.explain.importance import Floats
+from visualtokens.explain.inputs import as_batch, class_probabilities
 from visualtokens.explain.layers import Attention, form_of, record_attention
 from visualtokens.explain.render import upsample
 from visualtokens.grouping import Grouping, Tap, record_groupings
@@ -61,6 +62,7 @@ def clusters(model: nn.Module, setting: Setting) -> Saliency:
         explanation = explain(
             model,
             x,
+            method="cluster",
             preprocess=setting.preprocess,
             target=target,
             layer=setting.layer,

@@ -18,8 +18,8 @@ from visualtokens.data import BadImage, Preprocess
 from visualtokens.data.decode import read_mask
 from visualtokens.errors import UserError
 from visualtokens.explain.baselines import METHODS, Saliency, Setting, make_method
-from visualtokens.explain.explainer import as_batch, check_positive, class_probabilities, input_like
 from visualtokens.explain.importance import Floats
+from visualtokens.explain.inputs import as_batch, check_positive, class_probabilities, input_like
 from visualtokens.modes import eval_mode
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from visualtokens.data import BadImage, Preprocess, read_image
 from visualtokens.data.decode import EXTENSIONS
 from visualtokens.errors import UserError
 from visualtokens.explain import html
-from visualtokens.explain.explainer import MapSource, TooSmall, explain
+from visualtokens.explain.explainer import MapSource, explain
 from visualtokens.explain.explanation import Explanation
+from visualtokens.explain.inputs import TooSmall
 from visualtokens.explain.render import data_uri, resize_for_display
 from visualtokens.progress import one_image, track
 
@@ -114,7 +115,7 @@ class Gallery:
                 truth=None if truth is None else explanation.class_name(truth),
                 truth_probability=None if truth is None else float(explanation.probabilities[truth]),
                 about=explanation.about,
-                clusters=tuple((k, float(explanation.importance[k])) for k in explanation.top),
+                clusters=tuple((k, float(explanation.values[k])) for k in explanation.top),
                 card=html.card(explanation, name=name, note=f"({width}×{height})", side=SIDE),
                 thumbnail=data_uri(small),
             )
@@ -292,6 +293,7 @@ def explain_folder(
             explanation = explain(
                 model,
                 read_image(path),
+                method="cluster",
                 preprocess=preprocess,
                 target=target,
                 layer=layer,

@@ -232,7 +232,7 @@ def draw_cluster(explanation: Explanation, k: int, image: Image.Image, box: Box)
     drawn = overlay(image, explanation.maps[k], box=box)
     if explanation.form == "soft" or explanation.of == "attention":
         return drawn
-    return draw_borders(drawn, explanation.assignment, box=box, token=k)
+    return draw_borders(drawn, explanation.regions, box=box, token=k)
 
 
 def draw_layer(layer: Layer, image: Image.Image, box: Box) -> Image.Image:
@@ -263,7 +263,7 @@ def layer_counts(layer: Layer) -> str:
 
 def format_change(explanation: Explanation, k: int) -> str:
     """The change of the target's probability when cluster k is masked, such as "−0.42"."""
-    text = f"{-explanation.importance[k]:+.2f}".replace("-", "−")
+    text = f"{-explanation.values[k]:+.2f}".replace("-", "−")
     return "0.00" if text in ("+0.00", "−0.00") else text
 
 
@@ -274,7 +274,7 @@ def figure(explanation: Explanation) -> Figure:
     p = explanation.probabilities[explanation.target]
     panels = [(frame_crop(image, box), f"{name}\nprobability {p:.2f}")]
     if explanation.form != "soft":
-        layer = Layer(explanation.layer, explanation.form, len(explanation.maps), explanation.assignment)
+        layer = Layer(explanation.layer, explanation.form, len(explanation.maps), explanation.regions)
         panels.append(_layer_panel(layer, image, box))
     for k in explanation.top:
         drawn = draw_cluster(explanation, k, image, box)

@@ -294,7 +294,9 @@ def _write_example(path: Path, run: Checkpoint, image: Any) -> Picture:
             first, *_ = prediction.save(image, Path(temporary), "example").values()
             write_atomically(path, lambda file: file.write_bytes(first.read_bytes()))
     elif run.task.name == "classify" and any(isinstance(module, Tap) for module in run.model.modules()):
-        shown = explain(run.model, image, preprocess=run.preprocess, classes=run.classes, top=3)
+        shown = explain(
+            run.model, image, method="cluster", preprocess=run.preprocess, classes=run.classes, top=3
+        )
         _save(shown.plot(), path)
     else:
         write_atomically(path, lambda file: image.save(file, format="PNG"))
