@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "converters": {"models"},
     "data": set(),
     "explain": {"ops", "data", "reduce"},
-    "tasks": {"converters", "models", "layers", "data"},
+    "tasks": {"converters", "models", "layers", "explain", "data"},
     "checkpoint": {"tasks", "data"},
     "export": {"tasks", "data"},
     "predict": {"tasks", "data"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -23,26 +25,26 @@ from visualtokens.explain.inputs import (
     as_batch,
     check_class,
     check_positive,
-    class_probabilities,
-    class_score,
     input_like,
-    prepare,
 )
 from visualtokens.explain.layers import (
     Attention,
     assignment_of,
+    attention_channels,
     form_of,
     layers_of,
     patch_attention,
     record_attention,
 )
-from visualtokens.explain.regions import Ints, Regions, find_regions, select_layers
+from visualtokens.explain.regions import Ints, Regions, consecutive, find_regions, select_layers
+from visualtokens.explain.subject import Subject, class_subject
 from visualtokens.explain.values import Attribution, Game, attribution, greedy, shapley
 from visualtokens.grouping import Grouping, Tap, record_groupings
 from visualtokens.modes import eval_mode
 
 MapSource = Literal["groups", "attention"]
 Method = Literal["shapley", "greedy", "gradient", "cluster"]
+METHOD: Method = "shapley"  # default
 REGIONS, BUDGET = 24, 128  # defaults
 HIGHLIGHTED = 3  # regions of Explanation.only and Explanation.without
 
@@ -51,7 +53,7 @@ def explain(
     model: nn.Module,
     image: Image.Image | Tensor,
     *,
-    method: Method = "shapley",
+    method: Method = METHOD,
     preprocess: Preprocess | None = None,
     target: int | None = None,
     against: int | None = None,
@@ -91,38 +93,87 @@ def explain(
 
     The model's mode, device and gradients are left unchanged.
     """
+    subject = class_subject(
+        model, image, preprocess=preprocess, target=target, against=against, unit=unit, classes=classes
+    )
+    return explain_subject(
+        subject,
+        method=method,
+        regions=regions,
+        layer=layer,
+        hide=hide,
+        budget=budget,
+        seed=seed,
+        top=top,
+        of=of,
+        batch=batch,
+        classes=classes,
+        truth=truth,
+    )
+
+
+def explain_subject(
+    subject: Subject,
+    *,
+    method: Method = METHOD,
+    regions: int | Ints = REGIONS,
+    layer: int | Sequence[int] = -1,
+    hide: Hide = "mean",
+    budget: int = BUDGET,
+    seed: int = 0,
+    top: int = 6,
+    of: MapSource = "groups",
+    batch: int = 16,
+    classes: Sequence[str] | None = None,
+    truth: int | None = None,
+) -> Explanation:
+    """Which regions of an image the score of a ``subject`` depends on; the options are those of ``explain``.
+
+    The tasks of this library describe what is explained: ``visualtokens.load("run/").explain(image)``.
+    """
     check_positive(top=top, batch=batch, budget=budget)
     if method not in get_args(Method):
         raise unknown("method", method, get_args(Method))
-    inputs = prepare(model, image, preprocess)
+    check_class(len(subject.probabilities), classes, target=subject.target, truth=truth)
+    model, inputs = subject.model, subject.inputs
     with eval_mode(model), torch.no_grad():
-        probabilities, groupings, recorded = _record(model, inputs.x, attention=method == "cluster")
-        check_class(len(probabilities), classes, target=target, truth=truth, against=against)
-        target = int(probabilities.argmax()) if target is None else target
-        common: dict[str, Any] = dict(
-            image=inputs.image,
-            crop_box=inputs.crop_box,
-            input_size=(inputs.x.shape[1], inputs.x.shape[2]),
-            probabilities=probabilities.cpu().numpy(),
-            target=target,
-            truth=truth,
-            classes=None if classes is None else tuple(classes),
-            layers=layers_of(groupings),
-            shown=top,
-            method=method,
-        )
+        groupings, recorded = _record(subject, attention=method == "cluster")
         if method == "cluster":
-            one = _checked_layer(model, layer, against, unit)
-            full = float(probabilities[target])
-            measured = _clusters(
-                model, inputs, groupings, recorded, target, full, layer=one, of=of, batch=batch
-            )
-            return Explanation(**common | measured)
-        found = find_regions(model, as_batch(model, inputs.x), groupings, regions=regions, layer=layer)
-        score = class_score(model, target, against=against, unit=unit)
-        options: dict[str, Any] = dict(hide=hide, batch=batch, budget=budget, seed=seed)
-        measured = attribute(model, inputs, score, found, method=method, **options)
-    return Explanation(**common | measured, unit=unit, against=against)
+            measured = _clusters(subject, groupings, recorded, layer=layer, of=of, batch=batch)
+        else:
+            found = find_regions(model, as_batch(model, inputs.x), groupings, regions=regions, layer=layer)
+            found = _without_padding(found, inputs)
+            options: dict[str, Any] = dict(hide=hide, batch=batch, budget=budget, seed=seed)
+            measured = attribute(model, inputs, subject.score, found, method=method, **options)
+    return Explanation(
+        **measured,
+        image=inputs.image,
+        crop_box=inputs.crop_box,
+        input_size=(inputs.x.shape[1], inputs.x.shape[2]),
+        probabilities=subject.probabilities,
+        target=subject.target,
+        against=subject.against,
+        truth=truth,
+        classes=None if classes is None else tuple(classes),
+        layers=layers_of(groupings),
+        shown=top,
+        method=method,
+        unit=subject.unit,
+        kind=subject.kind,
+        focus=subject.focus,
+    )
+
+
+def _without_padding(regions: Regions, inputs: Input) -> Regions:
+    """The regions, of which none consists of padding alone: padded patches join the last one before them."""
+    h, w = regions.labels.shape
+    below, right = inputs.padding
+    rows = math.ceil(h * (1 - below / inputs.x.shape[1]))
+    columns = math.ceil(w * (1 - right / inputs.x.shape[2]))
+    if (rows, columns) == (h, w):
+        return regions
+    row, column = np.minimum(np.arange(h), rows - 1), np.minimum(np.arange(w), columns - 1)
+    return Regions(consecutive(regions.labels[row[:, None], column]), regions.source)
 
 
 def attribute(
@@ -211,78 +262,99 @@ def region_sums(heat: Floats, regions: Regions) -> Floats:
     return sums.astype(np.float64)
 
 
-def _record(
-    model: nn.Module, x: Tensor, *, attention: bool
-) -> tuple[Tensor, Mapping[str, Grouping], Sequence[Attention]]:
-    """The class probabilities ``(classes,)`` of ``x (3, H, W)``, the groupings by tap, and the attention."""
-    batch = as_batch(model, x)
-    if not any(isinstance(module, Tap) for module in model.modules()):
-        return class_probabilities(model, batch)[0], {}, []
-    with record_groupings(model) as groupings:
-        if not attention:
-            return class_probabilities(model, batch)[0], groupings, []
-        with record_attention(groupings, square=False) as recorded:
-            return class_probabilities(model, batch)[0], groupings, recorded
+def _record(subject: Subject, *, attention: bool) -> tuple[Mapping[str, Grouping], Sequence[Attention]]:
+    """The groupings by tap, and the attention, of the model on the image."""
+    model, batch = subject.model, as_batch(subject.model, subject.inputs.x)
+    taps = any(isinstance(module, Tap) for module in model.modules())
+    if not taps and not attention:
+        return {}, []
+    with contextlib.ExitStack() as stack:
+        groupings = stack.enter_context(record_groupings(model)) if taps else {}
+        # of a model with taps, only the attention to its clusters is wanted
+        recorder = record_attention(groupings, square=not taps)
+        recorded = stack.enter_context(recorder) if attention else []
+        subject.score(batch)
+    return groupings, recorded
 
 
 # PaCa-ViT, Sec. 3.5.
 
 
-def _checked_layer(model: nn.Module, layer: int | Sequence[int], against: int | None, unit: str) -> int:
-    """The layer of the clusters; :class:`UserError` for what the method cannot do."""
-    if not any(isinstance(module, Tap) for module in model.modules()):
-        raise UserError(
-            f"{type(model).__name__} does not group its patches; explain it with method='shapley', or after "
-            "visualtokens.reduce"
-        )
-    if not isinstance(layer, int):
-        raise UserError(f"layer={layer}: method='cluster' masks the clusters of one layer; give one number")
-    if against is not None or unit != "probability":
-        raise UserError("method='cluster' measures the probability of one class; leave against and unit out")
-    return layer
-
-
 def _clusters(
-    model: nn.Module,
-    inputs: Input,
+    subject: Subject,
     groupings: Mapping[str, Grouping],
     recorded: Sequence[Attention],
-    target: int,
-    full: float,
     *,
-    layer: int,
+    layer: int | Sequence[int],
     of: MapSource,
     batch: int,
 ) -> dict[str, Any]:
-    """The drop of the target's probability when each cluster of one layer is masked.
+    """The drop of the score when each cluster of one layer is masked.
 
-    ``full`` is its probability for the image. All clusters are measured, ``batch`` masked copies at a time.
+    All clusters are measured, ``batch`` masked copies at a time.
     """
     if of not in get_args(MapSource):
         raise unknown("of", of, get_args(MapSource))
+    if not isinstance(layer, int):
+        raise UserError(f"layer={layer}: method='cluster' masks the clusters of one layer; give one number")
+    if subject.against is not None or subject.unit != "probability":
+        raise UserError("method='cluster' measures the probability of one class; leave against and unit out")
+    inputs, score = subject.inputs, subject.score
+    if groupings:
+        maps, attention, described = _cluster_maps(subject.model, groupings, recorded, layer, of)
+    else:
+        maps, attention, described = _channel_maps(subject, recorded, layer, of)
+    if not maps.isfinite().all():
+        name = described["layer"]
+        raise UserError(f"the clusters of {name} are not finite; check the model's weights and the image")
+    like = input_like(subject.model)
+    x, black = inputs.x.to(like.device), inputs.black.to(like.device)
+    full = float(subject.probabilities[subject.target])
+    drops = full - masked_probabilities(score, x, black, normalise(maps), batch=batch)  # (K,)
+    entropies = entropy(maps)  # (K,)
+    return described | dict(
+        maps=normalise(maps).cpu().numpy(),
+        values=drops.cpu().numpy(),
+        entropy=entropies.cpu().numpy(),
+        order=tuple(rank(drops.tolist(), entropies.tolist())),
+        attention=None if attention is None else normalise(attention).cpu().numpy(),
+        of=of,
+        full=full,
+        evaluations=1 + len(maps),
+    )
+
+
+def _cluster_maps(
+    model: nn.Module,
+    groupings: Mapping[str, Grouping],
+    recorded: Sequence[Attention],
+    layer: int,
+    of: MapSource,
+) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+    """The maps to mask and the attention to the clusters, both ``(K, h, w)``, and what describes them."""
     (tap,) = select_layers(groupings, layer, type(model).__name__)
     grouping = groupings[tap]
     attention = patch_attention(recorded, tap, grouping)  # (K, h, w)
     maps = grouping.maps()[0].float() if of == "groups" else attention  # (K, h, w)
     if maps is None:
         raise UserError(f"no patches attend to the clusters of {tap}; explain it with of='groups'")
-    if not maps.isfinite().all():
-        raise UserError(f"the clusters of {tap} are not finite; check the model's weights and the image")
-    like = input_like(model)
-    x, black = inputs.x.to(like.device), inputs.black.to(like.device)
-    score = class_score(model, target, against=None, unit="probability")
-    drops = full - masked_probabilities(score, x, black, normalise(maps), batch=batch)  # (K,)
-    entropies = entropy(maps)  # (K,)
-    return dict(
-        maps=normalise(maps).cpu().numpy(),
-        values=drops.cpu().numpy(),
-        entropy=entropies.cpu().numpy(),
-        order=tuple(rank(drops.tolist(), entropies.tolist())),
-        layer=tap,
-        form=form_of(grouping),
-        regions=assignment_of(grouping),
-        attention=None if attention is None else normalise(attention).cpu().numpy(),
-        of=of,
-        full=full,
-        evaluations=1 + len(maps),
-    )
+    return maps, attention, dict(layer=tap, form=form_of(grouping), regions=assignment_of(grouping))
+
+
+def _channel_maps(
+    subject: Subject, recorded: Sequence[Attention], layer: int, of: MapSource
+) -> tuple[Tensor, None, dict[str, Any]]:
+    """PaCa-ViT, Figs. 5 and 6: the columns of an attention matrix of a model that has no clusters."""
+    kind = type(subject.model).__name__
+    if of == "groups":
+        raise UserError(
+            f"{kind} does not group its patches; explain it with method='shapley', or after "
+            "visualtokens.reduce, or its attention with of='attention'"
+        )
+    channels = attention_channels(recorded, (subject.inputs.x.shape[1], subject.inputs.x.shape[2]))
+    if not -len(channels) <= layer < len(channels):
+        raise UserError(f"layer={layer}, but {kind} has {len(channels)} attention layers over its patches")
+    position = layer % len(channels)
+    maps = channels[position]  # (M, h, w)
+    assignment = maps.argmax(0).cpu().numpy()
+    return maps, None, dict(layer=f"attention {position + 1}", form="soft", regions=assignment)

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visualtokens.errors import UserError
-from visualtokens.explain import render
+from visualtokens.explain import figures, render
 from visualtokens.explain.importance import Floats, combine, scale
 from visualtokens.explain.layers import Form, Ints, Layer
 from visualtokens.explain.regions import distinct
 from visualtokens.explain.render import Box
+from visualtokens.explain.subject import Kind
 from visualtokens.files import write_atomically
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Explanation:
     heat: Floats | None = None  # (h, w): the importance of each patch, if it is known better than by region
     only: Variant | None = None  # the image with its most important regions only
     without: Variant | None = None  # the image without them
+    kind: Kind = "image"  # what the score is about: the class of the "image", of an "area", or an "object"
+    focus: NDArray[np.bool_] | None = None  # (H, W) of the input: the area or the box of the object
 
     @property
     def predicted(self) -> int:
@@ -86,6 +89,11 @@ class Explanation:
     def about(self) -> str:
         """One sentence: the explained class, and whether it is the predicted and the true class."""
         target, predicted = self.class_name(self.target), self.class_name(self.predicted)
+        if self.kind == "object":
+            return f"Explained object: {target}, where the detector finds it."
+        if self.kind == "area":
+            assert self.focus is not None
+            return f"Explained class: {target}, on the {self.focus.mean():.0%} of the pixels predicted as it."
         if not self.target_is_prediction:
             relation = ", the true class" if self.truth == self.target else ""
             return f"Explained class: {target}{relation}; the model predicts {predicted}."
@@ -95,6 +103,34 @@ class Explanation:
             return f"Explained class: {target}, as predicted and correct."
         truth = self.class_name(self.truth)
         return f"Explained class: {target}, as predicted but wrong; the true class is {truth}."
+
+    @property
+    def score_name(self) -> str:
+        """What the score is: "probability", "mean probability", "score × IoU", or a difference."""
+        name = {"image": "probability", "area": "mean probability", "object": "score × IoU"}[self.kind]
+        if self.unit == "log-odds":
+            return "log-odds" if self.against is None else "log ratio"
+        return name if self.against is None else f"difference in {name}"
+
+    @property
+    def listed(self) -> tuple[int, ...]:
+        """The regions that a page numbers: ``top``, and the one that lowers the score most, if any does.
+
+        It is listed if its value is below twice its standard error and 2 % of the score.
+        """
+        lowest = int(self.values.argmin())
+        error = 0.0 if self.errors is None else float(self.errors[lowest])
+        least = max(2 * error, 0.02 * abs(self.full - (self.empty or 0.0)))
+        lowers = float(self.values[lowest]) < -least and lowest not in self.top
+        return (*self.top, lowest) if lowers else self.top
+
+    @property
+    def highlighted(self) -> str:
+        """The regions of ``only`` by their numbers on a page: "1, 2, 3"."""
+        if self.only is None:
+            return ""
+        number = {k: i for i, k in enumerate(self.listed, start=1)}
+        return ", ".join(str(number[k]) for k in sorted(self.only.kept, key=self.order.index) if k in number)
 
     @property
     def top(self) -> tuple[int, ...]:
@@ -110,7 +146,7 @@ class Explanation:
         return f"class {number}" if self.classes is None else self.classes[number]
 
     def masked_probability(self, k: int) -> float:
-        """The target's probability when cluster k is masked, for the method "cluster"."""
+        """The score when cluster k is masked, for the method "cluster"."""
         return float(self.probabilities[self.target] - self.values[k])
 
     def map_on_image(self, k: int) -> Floats:
@@ -129,17 +165,26 @@ class Explanation:
         return scale(np.tensordot(self.values / self.maps.sum((1, 2)), self.maps, axes=1))
 
     def plot(self) -> Figure:
-        """A matplotlib figure of the image and its top clusters."""
-        return render.figure(self)
+        """A matplotlib figure of the image and its top regions or clusters."""
+        return figures.figure(self)
 
     def plot_layers(self) -> Figure:
         """A matplotlib figure of the patches that each token represents, layer by layer."""
-        return render.layers_figure(self)
+        return figures.layers_figure(self)
 
-    def save(self, path: str | Path, *, origin: Origin | None = None) -> Path:
+    def animate(self, path: str | Path) -> Path:
+        """Write an animation (.webp or .gif) of the patches flowing together into tokens, layer by layer."""
+        from visualtokens.explain.animation import write_animation  # which imports this module
+
+        return write_animation(path, self)
+
+    def save(
+        self, path: str | Path, *, origin: Origin | None = None, beside: Explanation | None = None
+    ) -> Path:
         """Write a figure (.png), a page (.html) or the data (.npz, for :meth:`load`).
 
-        ``origin`` is shown in the footer of a page.
+        ``origin`` is shown in the footer of a page; ``beside`` is the explanation of another class of the
+        same image, such as the true one, that the page shows as well.
         """
         path = Path(path)
         if path.suffix not in (".png", ".html", ".npz"):
@@ -149,9 +194,10 @@ class Explanation:
             figure = self.plot()
             write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=160, format="png"))
         elif path.suffix == ".html":
-            from visualtokens.explain.html import explanation_page, write_page  # which import this module
+            from visualtokens.explain.html import write_page
+            from visualtokens.explain.page import explanation_page  # which imports this module
 
-            write_page(path, explanation_page(self, origin=origin))
+            write_page(path, explanation_page(self, origin=origin, beside=beside))
         else:
             write_atomically(path, lambda temporary: _save_npz(self, temporary))
         return path
@@ -163,7 +209,7 @@ class Explanation:
 
 
 NO_CLASS = -1  # stands for None in a .npz file
-SCALARS = ("method", "hide", "unit", "full", "evaluations")
+SCALARS = ("method", "hide", "unit", "full", "evaluations", "kind")
 VARIANTS = ("only", "without")
 
 
@@ -193,6 +239,7 @@ def _save_npz(e: Explanation, path: Path) -> None:
         empty=_optional(None if e.empty is None else np.array([e.empty])),
         errors=_optional(e.errors),
         heat=_optional(e.heat),
+        focus=_optional(e.focus),
         **{name: np.array(getattr(e, name)) for name in SCALARS},
     )
     for name in VARIANTS:
@@ -235,17 +282,18 @@ def _load_npz(path: str | Path) -> Explanation:
             empty=data["empty"].item() if data["empty"].size else None,
             errors=_given(data["errors"]),
             heat=_given(data["heat"]),
+            focus=_given(data["focus"]),
             only=_load_variant(data, "only"),
             without=_load_variant(data, "without"),
             **{name: data[name].item() for name in SCALARS},
         )
 
 
-def _optional(array: Floats | None) -> Floats:
+def _optional(array: NDArray | None) -> NDArray:
     return np.empty(0, dtype=np.float32) if array is None else array
 
 
-def _given(array: Floats) -> Floats | None:
+def _given(array: NDArray) -> NDArray | None:
     return array if array.size else None
 
 

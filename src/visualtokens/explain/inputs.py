@@ -87,8 +87,8 @@ def check_positive(**values: int) -> None:
 # The model's input.
 
 
-class TooSmall(UserError):
-    """The model would see only a few pixels of the image."""
+class NotExplainable(UserError):
+    """This image cannot be explained; others may be."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class Input:
     std: Tensor  # (3, 1, 1)
     image: Image.Image  # RGB, uncropped
     crop_box: Box  # the part of the image that x shows
+    padding: tuple[int, int] = (0, 0)  # rows below and columns to the right of x that show nothing
 
     @property
     def black(self) -> Tensor:
@@ -107,8 +108,9 @@ class Input:
         return -self.mean / self.std
 
     def picture(self, x: Tensor) -> Image.Image:
-        """The normalised ``x (3, H, W)`` as an image."""
-        return to_image(x, self.mean, self.std)
+        """The normalised ``x (3, H, W)`` as an image, without the padding."""
+        below, right = self.padding
+        return to_image(x[:, : x.shape[1] - below, : x.shape[2] - right], self.mean, self.std)
 
 
 def prepare(model: nn.Module, image: Image.Image | Tensor, preprocess: Preprocess | None) -> Input:
@@ -165,7 +167,7 @@ def preprocess_of(model: nn.Module) -> Preprocess:
 def _check_box(image: Image.Image, box: Box) -> None:
     width, height = box[2] - box[0], box[3] - box[1]
     if min(width, height) < MIN_SIDE:
-        raise TooSmall(
+        raise NotExplainable(
             f"the image has {image.width}×{image.height} pixels, of which the model sees "
             f"{width:.3g}×{height:.3g}: too few to explain, give a larger one"
         )

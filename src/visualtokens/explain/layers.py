@@ -162,3 +162,20 @@ def patch_attention(recorded: Sequence[Attention], tap: str, grouping: Grouping)
         if attention.tap == tap and attention.weights.shape[1:] == shape:
             return attention.weights[0].T.unflatten(1, grouping.grid)  # (K, h, w)
     return None
+
+
+def attention_channels(recorded: Sequence[Attention], size: tuple[int, int]) -> list[Tensor]:
+    """``(M, h, w)`` of each attention of patches: how they attend to each of M keys, such as PVTv2's.
+
+    ``size`` (H, W) is that of the image. Calls whose queries are not the patches of its grid are left out:
+    a class token is among them, or they are those of a window.
+    """
+    found = []
+    for attention in recorded:
+        queries = attention.weights.shape[1]
+        h = round((queries * size[0] / size[1]) ** 0.5)
+        if len(attention.weights) == 1 and h and h * (queries // h) == queries and size[0] % h == 0:
+            w = queries // h
+            if size[0] * w == size[1] * h:
+                found.append(attention.weights[0].T.unflatten(1, (h, w)))
+    return found
