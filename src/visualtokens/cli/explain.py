@@ -275,7 +275,7 @@ def _scores(
     import numpy as np
 
     from visualtokens.data import BadImage
-    from visualtokens.explain.faithfulness import find_mask, read_foreground
+    from visualtokens.explain.foreground import find_mask, read_foreground
 
     preprocess = evaluator.setting.preprocess
     chosen = np.linspace(0, len(dataset) - 1, min(config.images, len(dataset))).round().astype(int)
