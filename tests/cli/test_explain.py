@@ -96,8 +96,9 @@ def test_one_image_without_a_label(vtok: Vtok, checkpoint: Path, folder: Path, t
     arguments = ("explain", folder / "0.png", "--checkpoint", checkpoint, "--save", tmp_path / "x.npz")
     text = vtok(*arguments)[1]
     assert "as predicted; the true class is unknown" in text
-    by_attention = json.loads(vtok(*arguments, "--of", "attention", "--size", "48", "--json")[1])
-    assert by_attention["clusters"] != json.loads(vtok(*arguments, "--size", "48", "--json")[1])["clusters"]
+    arguments = (*arguments, "--method", "cluster", "--size", "48", "--json")
+    by_attention = json.loads(vtok(*arguments, "--of", "attention")[1])
+    assert by_attention["regions"] != json.loads(vtok(*arguments)[1])["regions"]
 
 
 def test_one_image_in_the_folder_of_its_class(

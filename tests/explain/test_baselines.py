@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import visualtokens
 from visualtokens.errors import UserError
 from visualtokens.explain import METHODS, Setting
-from visualtokens.explain.baselines import make_method, nearest_grid, rollout
+from visualtokens.explain.attention_maps import nearest_grid, rollout
+from visualtokens.explain.baselines import make_method
 from visualtokens.explain.layers import record_attention
 from visualtokens.explain.render import upsample
 from visualtokens.grouping import Tap, record_groupings

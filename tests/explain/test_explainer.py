@@ -111,7 +111,7 @@ def test_batches_stay_within_the_bound() -> None:
     got = explain_clusters(model, noise_image(20, 16), preprocess=preprocess(16, 20), batch=7)
     assert len(got.order) == 20
     assert len(got.top) == 6
-    assert model.batches == [1, 7, 7, 6]
+    assert model.batches == [1, 1, 7, 7, 6]  # the prediction, the groupings, the clusters
 
 
 def test_the_model_is_left_unchanged_and_explained_in_eval_mode() -> None:

@@ -11,22 +11,19 @@ from visualtokens.cli.output import (
     checkpoint_files,
     log_header,
     refuse_overwriting,
-    unreadable_as_json,
     warn_unreadable,
 )
 from visualtokens.cli.terminal import write_error
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import UserError, unknown
-from visualtokens.files import write_atomically
-from visualtokens.progress import count, one_image, track
+from visualtokens.progress import count
 from visualtokens.tables import printable, table
 from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from visualtokens.data import BadImage, ImageDataset
-    from visualtokens.explain import Explanation, FaithfulnessEvaluator, Gallery, Origin, Score
+    from visualtokens.explain import Explanation, Gallery, Origin
     from visualtokens.tasks import Checkpoint
 
 
@@ -135,7 +132,9 @@ def run(config: ExplainConfig) -> Result:
         refuse_overwriting(outputs, _explained_files(config))
     checkpoint = _load(config)
     if config.faithfulness:
-        return _measure_faithfulness(config, checkpoint)
+        from visualtokens.cli.faithfulness import measure
+
+        return measure(config, checkpoint)
     if Path(config.image).is_dir():
         return _explain_folder(config, checkpoint)
     return _explain_image(config, checkpoint)
@@ -299,80 +298,6 @@ def _value_table(explanation: Explanation) -> str:
         error = "" if explanation.errors is None else f"± {INTERVAL * explanation.errors[k]:.3f}"
         rows.append((str(number), f"{explanation.values[k]:+z.3f}", error))
     return table(rows, header=("region", "value", "95 %"), right=(0, 1, 2))
-
-
-def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
-    """Evaluate our maps and other methods on a dataset; print the metrics, plot the curves."""
-    from visualtokens.data import open_dataset
-    from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting, gather
-    from visualtokens.explain.faithfulness import HEADER
-
-    save = Path(config.save or "faithfulness.png")
-    if save.suffix != ".png":
-        raise UserError(f"the curves are drawn as a picture; end --save {config.save!r} in .png")
-    if not config.data:
-        raise UserError("--faithfulness needs images to measure on; give --data")
-    if config.images < 1:
-        raise UserError(f"images={config.images} must be at least 1")
-    dataset = open_dataset(config.data, config.split, **config.data_options)
-    refuse_overwriting([save], _measured_files(config, dataset))
-    classifier = checkpoint.task.classifier(checkpoint)
-    setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
-    methods = config.methods or list(METHODS)
-    evaluator = FaithfulnessEvaluator(classifier, setting, methods=methods, steps=config.steps)
-    images = count(min(config.images, len(dataset)), "image")
-    data = f"{config.data}, split {config.split}, {images}"
-    log_header(config.checkpoint, checkpoint, data=data, out=str(save))
-    unreadable: list[BadImage] = []
-    found = gather(_scores(config, dataset, evaluator, unreadable))
-    warn_unreadable(unreadable)
-    if not found.images:
-        raise Failure(f"none of the images of {config.data} could be read")
-    save.parent.mkdir(parents=True, exist_ok=True)
-    figure = found.plot()
-    write_atomically(save, lambda temporary: figure.savefig(temporary, dpi=160, format="png"))
-    document = {
-        "data": config.data,
-        "split": config.split,
-        "images": found.images,
-        "methods": found.to_dict(),
-        "unreadable": unreadable_as_json(unreadable),
-        "saved": str(save),
-    }
-    head = f"{count(found.images, 'image')}, the predicted class of each; means with their standard errors:"
-    drawn = table(found.rows(), header=HEADER, right=(1, 2, 3, 4))
-    text = f"{head}\n\n{drawn}\n\ncurves saved as {printable(str(save))}"
-    return Result(text, document, code=1 if unreadable else 0)
-
-
-def _measured_files(config: ExplainConfig, dataset: ImageDataset) -> Iterator[str | Path]:
-    """Yield the input files."""
-    yield from checkpoint_files(config.checkpoint)
-    yield from map(dataset.path, range(len(dataset)))
-    if config.masks:
-        yield from Path(config.masks).rglob("*")
-
-
-def _scores(
-    config: ExplainConfig, dataset: ImageDataset, evaluator: FaithfulnessEvaluator, unreadable: list[BadImage]
-) -> Iterator[dict[str, Score]]:
-    import numpy as np
-
-    from visualtokens.data import BadImage
-    from visualtokens.explain.faithfulness import find_mask, read_foreground
-
-    preprocess = evaluator.setting.preprocess
-    chosen = np.linspace(0, len(dataset) - 1, min(config.images, len(dataset))).round().astype(int)
-    for index in track(chosen.tolist(), "evaluate", unit="image", images=one_image):
-        try:
-            image, _ = dataset[index]
-            mask = None
-            if config.masks:
-                mask = read_foreground(find_mask(dataset.path(index), config.masks), preprocess, image.size)
-        except BadImage as bad:
-            unreadable.append(bad)
-        else:
-            yield evaluator.evaluate(preprocess(image), mask)
 
 
 def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint) -> Result:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError, unknown
+from visualtokens.explain.evidence import STEPS, gradient_map, path_cost, path_map
 from visualtokens.explain.explanation import Explanation, Variant
-from visualtokens.explain.features import record_features
 from visualtokens.explain.hiding import Filler, Hide, make_game, pixel_labels
 from visualtokens.explain.importance import Floats, entropy, masked_probabilities, normalise, rank
 from visualtokens.explain.inputs import (
@@ -62,6 +62,7 @@ def explain(
     hide: Hide = "mean",
     budget: int = BUDGET,
     unit: Unit = "probability",
+    path: int = STEPS,
     seed: int = 0,
     top: int = 6,
     of: MapSource = "groups",
@@ -88,7 +89,9 @@ def explain(
     is their number, at most, or their labels ``(h, w)`` themselves. ``hide`` is what stands in for hidden
     regions: "mean" colour, "black", "blur", "inpaint", or "tokens" to remove their tokens inside a vision
     transformer. ``budget`` is the number of forward passes, ``batch`` of them at a time; a smaller budget
-    gives larger standard errors. ``unit`` is that of the score: "probability" or "log-odds".
+    gives larger standard errors. The heat map of all patches, which :meth:`Explanation.saliency` returns,
+    comes from gradients and attention while the strongest patches are removed in ``path`` steps; with
+    ``path=0`` it is made of the regions' values. ``unit`` is that of the score: "probability" or "log-odds".
     ``of="attention"`` lets "cluster" mask the patches that attend to each cluster.
 
     The model's mode, device and gradients are left unchanged.
@@ -103,6 +106,7 @@ def explain(
         layer=layer,
         hide=hide,
         budget=budget,
+        path=path,
         seed=seed,
         top=top,
         of=of,
@@ -120,6 +124,7 @@ def explain_subject(
     layer: int | Sequence[int] = -1,
     hide: Hide = "mean",
     budget: int = BUDGET,
+    path: int = STEPS,
     seed: int = 0,
     top: int = 6,
     of: MapSource = "groups",
@@ -143,7 +148,9 @@ def explain_subject(
         else:
             found = find_regions(model, as_batch(model, inputs.x), groupings, regions=regions, layer=layer)
             found = _without_padding(found, inputs)
-            options: dict[str, Any] = dict(hide=hide, batch=batch, budget=budget, seed=seed)
+            # the heat map of a path needs a gradient in each step; a lost object has none
+            steps = path if subject.kind == "image" else 0
+            options: dict[str, Any] = dict(hide=hide, batch=batch, budget=budget, seed=seed, path=steps)
             measured = attribute(model, inputs, subject.score, found, method=method, **options)
     return Explanation(
         **measured,
@@ -187,8 +194,12 @@ def attribute(
     budget: int,
     batch: int,
     seed: int = 0,
+    path: int = STEPS,
 ) -> dict[str, Any]:
-    """The fields of an :class:`Explanation` that depend on the ``score`` of any task and on the regions."""
+    """The fields of an :class:`Explanation` that depend on the ``score`` of any task and on the regions.
+
+    ``path=0`` leaves the heat map out, for a score without gradients.
+    """
     like = input_like(model)
     x, black = inputs.x.to(like.device), inputs.black.to(like.device)
     with torch.no_grad():
@@ -196,12 +207,15 @@ def attribute(
         heat, passes = None, 0
         if method == "gradient":
             heat = gradient_map(model, x, score)  # (h, w)
-            passes = 3  # a forward and a backward pass
+            passes = path_cost(0)
             found = attribution(region_sums(heat, regions))
         elif method == "greedy":
             found = greedy(game, budget=budget)
         else:
             found = shapley(game, budget=budget, seed=seed)
+        if path and method != "gradient":
+            heat = path_map(model, x, score, steps=path)
+            passes = 0 if heat is None else path_cost(path)
         full, empty, evaluations = game.full, game.empty, game.evaluations + passes
         only, without = _variants(game, found, inputs, regions, hide)
     masks = regions.masks()
@@ -239,18 +253,6 @@ def _variants(
         for kept, value, picture in zip((best, ~best), scores, pictures, strict=True)
     )
     return only, without
-
-
-def gradient_map(model: nn.Module, x: Tensor, score: Score) -> Floats:
-    """``(h, w)``: gradient × feature summed over the channels, mean over the layers with the finest grid."""
-    layers = record_features(model, as_batch(model, x), score=score)
-    grid = max(one.values.shape[:2] for one in layers[len(layers) // 2 :])
-    maps = [
-        (one.values * one.gradient).sum(2)
-        for one in layers
-        if one.gradient is not None and one.values.shape[:2] == grid
-    ]
-    return torch.stack(maps).mean(0).cpu().numpy()
 
 
 def region_sums(heat: Floats, regions: Regions) -> Floats:
@@ -320,7 +322,7 @@ def _clusters(
         attention=None if attention is None else normalise(attention).cpu().numpy(),
         of=of,
         full=full,
-        evaluations=1 + len(maps),
+        evaluations=2 + len(maps),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,41 +26,28 @@ class Features:
 
     layer: str  # the module that they are the input (ViT) or output (CNN) of
     values: Tensor  # (h, w, C), float32
-    gradient: Tensor | None = None  # (h, w, C) of the score, if asked for
 
 
-def record_features(
-    model: nn.Module, x: Tensor, *, score: Callable[[Tensor], Tensor] | None = None
-) -> list[Features]:
-    """The features of ``x (1, 3, H, W)`` at every layer, first to last; with ``score``, also their gradients.
+def record_features(model: nn.Module, x: Tensor) -> list[Features]:
+    """The features of ``x (1, 3, H, W)`` at every layer, first to last.
 
-    ``score`` maps images ``(B, 3, H, W)`` to ``(B,)`` by running the model. For a vision transformer, the
-    layers are the inputs of its blocks after the first: the patches of the last output may not reach a class
-    token. For other models they are the last feature map of every resolution.
+    For a vision transformer, the layers are the inputs of its blocks after the first: the patches of the last
+    output may not reach a class token. For other models they are the last feature map of every resolution.
     """
-    encoder = find_encoder(model)
-    recording = _block_inputs(encoder, x) if encoder else _feature_maps(model, x)
-    with eval_mode(model), torch.set_grad_enabled(score is not None), recording as found:
-        images = x.detach().requires_grad_() if score is not None else x
-        total = model(images) if score is None else score(images).sum()
-    layers = list(found.items())
-    if not layers:
+    with eval_mode(model), torch.no_grad(), recording(model, x) as found:
+        model(x)
+    if not found:
         raise UserError(
             f"{type(model).__name__} has neither transformer blocks nor feature maps on a grid of the image; "
             "give regions=labels (h, w)"
         )
-    if score is None:
-        return [Features(name, _on_grid(raw.detach(), layout)) for name, (raw, layout) in layers]
-    raws = [raw for _, (raw, _) in layers]
-    gradients = torch.autograd.grad(total, raws, allow_unused=True)
-    return [
-        Features(
-            name,
-            _on_grid(raw.detach(), layout),
-            _on_grid(torch.zeros_like(raw) if gradient is None else gradient, layout),
-        )
-        for (name, (raw, layout)), gradient in zip(layers, gradients, strict=True)
-    ]
+    return [Features(name, on_grid(raw, layout)) for name, (raw, layout) in found.items()]
+
+
+def recording(model: nn.Module, x: Tensor) -> contextlib.AbstractContextManager[Found]:
+    """Collect the features of the forward passes of ``x (1, 3, H, W)`` inside the block, with their graph."""
+    encoder = find_encoder(model)
+    return _block_inputs(encoder, x) if encoder else _feature_maps(model, x)
 
 
 def find_encoder(model: nn.Module) -> Encoder | None:
@@ -75,10 +62,10 @@ Layout = tuple[str, int, Grid]  # "tokens", "channels first" or "channels last";
 Found = dict[str, tuple[Tensor, Layout]]
 
 
-def _on_grid(raw: Tensor, layout: Layout) -> Tensor:
+def on_grid(raw: Tensor, layout: Layout) -> Tensor:
     """``(h, w, C)`` of the first image."""
     kind, prefix, grid = layout
-    first = raw[0].float()
+    first = raw.detach()[0].float()
     if kind == "tokens":
         return first.flatten(0, -2)[prefix:].unflatten(0, grid)
     return first.permute(1, 2, 0) if kind == "channels first" else first

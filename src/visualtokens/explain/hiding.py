@@ -25,8 +25,6 @@ from visualtokens.reduce.encoder import Encoder
 
 Hide = Literal["mean", "black", "blur", "inpaint", "tokens"]
 
-# The blur of the insertion metric: 11 and 5 pixels at 224 (Petsiuk et al., 2018), of the longer side.
-BLUR_KERNEL, BLUR_SIGMA = 11 / 224, 5 / 224
 STRONG_BLUR = 16 / 224  # the sigma that removes a region: its patches keep no detail
 
 
@@ -134,7 +132,7 @@ def _token_evaluation(
             for part in (counts == count).nonzero().squeeze(1).split(batch):
                 kept = patches[part].nonzero()[:, 1].view(len(part), count)  # (B, count)
                 images = x.expand(len(part), -1, -1, -1)
-                if count == 0 and not encoder.prefix:  # nothing to classify: the mean colour instead
+                if count == 0 and encoder.reads_patches:  # there is nothing to pool: the mean colour instead
                     out[part] = score(torch.zeros_like(images)).double().cpu()
                     continue
                 with tokens_removed(encoder, kept.to(x.device)):

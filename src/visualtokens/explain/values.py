@@ -6,9 +6,10 @@ that are shown, and the game gives its score.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from math import comb
 
 import numpy as np
@@ -34,7 +35,10 @@ class Game:
         """``(M,)``: the scores of the coalitions ``shown (M, K)``."""
         shown = np.asarray(shown, dtype=bool)
         self.evaluations += len(shown)
-        return self._evaluate(torch.from_numpy(shown)).double().numpy() if len(shown) else np.empty(0)
+        if not len(shown):
+            return np.empty(0)
+        with torch.no_grad():
+            return self._evaluate(torch.from_numpy(shown)).double().numpy()
 
     @cached_property
     def ends(self) -> tuple[float, float]:
@@ -96,6 +100,7 @@ def exact_shapley(game: Game) -> Floats:
     number = np.arange(2**k)
     shown = (number[:, None] >> np.arange(k)) & 1 == 1  # (2^K, K)
     score = game(shown)
+    game.ends = float(score[-1]), float(score[0])
     weight = np.array([1 / (k * comb(k - 1, size)) for size in range(k)])  # of a coalition without the player
     values = np.empty(k)
     for player in range(k):
@@ -111,9 +116,10 @@ def kernel_shapley(game: Game, *, budget: int, seed: int = 0) -> tuple[Floats, F
     Shapley values are the best additive model of the game under the constraint that they sum to
     v(all) − v(none), with the weight (K − 1) / (C(K, s) s (K − s)) for a coalition of size s (Charnes et
     al., 1988). Coalitions are drawn in proportion to it, each together with its complement, which removes
-    the error of all interactions of even order. The standard errors are those of the jackknife over pairs.
+    the error of all interactions of even order. The standard errors are those of the jackknife over the pairs
+    that were drawn at random.
     """
-    pairs, counts = draw_pairs(game.players, (budget - 2) // 2, np.random.default_rng(seed))  # (P, K), (P,)
+    pairs, weights, drawn = draw_pairs(game.players, (budget - 2) // 2, np.random.default_rng(seed))  # (P, K)
     total = game.full - game.empty
     scores = game(np.concatenate((pairs, ~pairs)))
     difference = (scores[: len(pairs)] - scores[len(pairs) :]) / 2  # (P,)
@@ -121,40 +127,65 @@ def kernel_shapley(game: Game, *, budget: int, seed: int = 0) -> tuple[Floats, F
     share = pairs.mean(1)
     centred = pairs - share[:, None]  # (P, K)
     target = difference + total * (0.5 - share)
-    weighted = centred * counts[:, None]
+    weighted = centred * weights[:, None]
     inverse = np.linalg.pinv(weighted.T @ centred, hermitian=True)  # (K, K)
     deviation = inverse @ (weighted.T @ target)
     residual = target - centred @ deviation
     leverage = np.einsum("pk,kl,pl->p", weighted, inverse, centred)
     shift = (weighted * (residual / np.maximum(1 - leverage, 1e-9))[:, None]) @ inverse  # (P, K)
-    errors = np.sqrt((shift**2).sum(0) * (1 - 1 / len(pairs)))
-    return total / game.players + deviation, errors
+    errors = np.sqrt((shift[drawn] ** 2).sum(0) * (1 - 1 / max(drawn.sum(), 1)))
+    return total / game.players + deviation - deviation.mean(), errors
 
 
-def draw_pairs(players: int, count: int, rng: np.random.Generator) -> tuple[Bools, Floats]:
-    """``count`` different coalitions ``(P, K)``, each for itself and its complement, and how often drawn.
+def draw_pairs(players: int, count: int, rng: np.random.Generator) -> tuple[Bools, Floats, Bools]:
+    """At most ``count`` different coalitions ``(P, K)``, each for itself and its complement.
 
-    Fewer if there are not that many.
+    Also their weights ``(P,)`` and which of them were drawn at random. Coalitions of one player, of two and
+    so on are all taken as long as random drawing would take each of them about once; the remaining
+    evaluations are drawn from the larger sizes.
     """
-    size = np.arange(1, players)
-    chance = 1 / (size * (players - size))
-    drawn: dict[bytes, float] = {}
-    possible = 2 ** (players - 1) - 1
-    for _ in range(20):  # small games repeat coalitions: draw until enough different ones were found
-        # systematic sampling of the sizes: their shares are exact
+    sizes = np.arange(1, players // 2 + 1)
+    number = np.array([comb(players, int(s)) for s in sizes], dtype=float)  # of pairs
+    chance = 2 / (sizes * (players - sizes))
+    if players % 2 == 0:  # a coalition of half the players and its complement have the same size
+        number[-1], chance[-1] = number[-1] / 2, chance[-1] / 2
+    rows: list[tuple[bytes, float, bool]] = []
+    taken = 0
+    while taken < len(sizes) and (count - len(rows)) * chance[taken] >= number[taken] * chance[taken:].sum():
+        every = {_pair(players, chosen) for chosen in combinations(range(players), int(sizes[taken]))}
+        rows += [(key, chance[taken] / number[taken], False) for key in sorted(every)]
+        taken += 1
+    left = count - len(rows)
+    if taken < len(sizes) and left > 0:
+        drawn = _draw(players, sizes[taken:], chance[taken:], min(left, int(number[taken:].sum())), rng)
+        unit = chance[taken:].sum() / sum(drawn.values())
+        rows += [(key, unit * times, True) for key, times in drawn.items()]
+    pairs = np.array([np.frombuffer(key, dtype=bool) for key, _, _ in rows])
+    return pairs, np.array([weight for _, weight, _ in rows]), np.array([random for *_, random in rows])
+
+
+def _draw(
+    players: int, sizes: NDArray[np.integer], chance: Floats, count: int, rng: np.random.Generator
+) -> dict[bytes, int]:
+    """``count`` different pairs of these sizes, and how often each was drawn until there were so many."""
+    drawn: dict[bytes, int] = {}
+    for _ in range(50):  # small games repeat pairs
+        # systematic sampling: the shares of the sizes are exact
         position = (np.arange(count) + rng.random()) / count
-        sizes = size[np.searchsorted(np.cumsum(chance) / chance.sum(), position).clip(max=len(size) - 1)]
-        for s in rng.permutation(sizes):
-            shown = np.zeros(players, dtype=bool)
-            shown[rng.permutation(players)[:s]] = True
-            shown = shown if shown[0] else ~shown
-            key = shown.tobytes()
-            if key in drawn or len(drawn) < count:
-                drawn[key] = drawn.get(key, 0) + 1
-        if len(drawn) >= min(count, possible):
-            break
-    pairs = np.array([np.frombuffer(key, dtype=bool) for key in drawn])
-    return pairs, np.array(list(drawn.values()))
+        chosen = sizes[np.searchsorted(np.cumsum(chance) / chance.sum(), position).clip(max=len(sizes) - 1)]
+        for size in rng.permutation(chosen):
+            key = _pair(players, rng.permutation(players)[:size])
+            drawn[key] = drawn.get(key, 0) + 1
+            if len(drawn) == count:
+                return drawn
+    return drawn
+
+
+def _pair(players: int, chosen: Sequence[int] | NDArray[np.integer]) -> bytes:
+    """A coalition or its complement, whichever shows player 0, as a key."""
+    shown = np.zeros(players, dtype=bool)
+    shown[list(chosen)] = True
+    return (shown if shown[0] else ~shown).tobytes()
 
 
 # A greedy order.
