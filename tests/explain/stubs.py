@@ -165,6 +165,7 @@ def explanation(**changes: object) -> Explanation:
         form="soft",
         regions=np.arange(4).reshape(2, 2),
         shown=3,
+        full=0.85,
     )
     return Explanation(**(fields | changes))
 

@@ -42,7 +42,7 @@ def write_animation(path: str | Path, explanation: Explanation) -> Path:
         raise UserError(f"cannot animate as {path.name!r}; end the name in {' or '.join(FORMATS)}")
     pictures = frames(explanation)
     path.parent.mkdir(parents=True, exist_ok=True)
-    options = dict(quality=80, method=4) if path.suffix == ".webp" else dict(optimize=True)
+    options = dict(quality=80, method=2) if path.suffix == ".webp" else {}
 
     def write(temporary: Path) -> None:
         pictures[0].save(
