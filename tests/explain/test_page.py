@@ -18,7 +18,7 @@ from visualtokens.explain.animation import frames
 from visualtokens.explain.cards import bars
 from visualtokens.explain.explanation import Variant
 from visualtokens.explain.page import explanation_page
-from visualtokens.explain.render import FOCUS, SHADE, draw_focus, draw_regions, inner_cell
+from visualtokens.explain.render import FOCUS, SHADE, draw_focus, draw_regions, inner_cells
 
 from .stubs import check_self_contained, explanation, noise_image, preprocess
 
@@ -114,8 +114,10 @@ def test_the_inner_cell_is_far_from_the_border() -> None:
     mask = np.zeros((7, 9), dtype=bool)
     mask[1:6, 2:7] = True
     mask[0, 0] = True
-    assert inner_cell(mask) == (3, 4)
-    assert inner_cell(np.ones((1, 3), dtype=bool)) == (0, 1)
+    cells = inner_cells(mask)
+    assert cells[0].tolist() == [3, 4]
+    assert len(cells) == mask.sum()
+    assert inner_cells(np.ones((1, 3), dtype=bool))[0].tolist() == [0, 1]
 
 
 def test_regions_are_lit_and_the_others_shaded() -> None:

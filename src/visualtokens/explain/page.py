@@ -90,17 +90,18 @@ def _figures(explanation: Explanation) -> list[KeyFigure]:
     where = f"on a grid of {grid} patches, in {module_name(explanation.layer)}"
     what = {"image": "Class", "area": "Class", "object": "Object"}[explanation.kind]
     name = explanation.class_name(explanation.target)
+    score = explanation.score_name[0].upper() + explanation.score_name[1:]
     if explanation.method == "cluster":
         return [
             (what, name, explanation.about),
-            (explanation.score_name.capitalize(), f"{explanation.full:.2f}", "of the whole image"),
+            (score, f"{explanation.full:.2f}", "of the whole image"),
             (TOKEN_NAMES[explanation.form], str(len(explanation.order)), where),
         ]
     hidden = "" if explanation.empty is None else f"; {explanation.empty:.2f} with every region hidden"
     passes = f"values, by {explanation.evaluations} forward passes"
     return [
         (what, name, explanation.about),
-        (explanation.score_name.capitalize(), f"{explanation.full:.2f}", f"of the whole image{hidden}"),
+        (score, f"{explanation.full:.2f}", f"of the whole image{hidden}"),
         ("Regions", str(len(explanation.order)), where),
         ("Method", METHODS[explanation.method], passes),
     ]

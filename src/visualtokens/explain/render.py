@@ -238,33 +238,47 @@ def draw_regions(
     lit = np.isin(labels, chosen)[..., None]
     shaded = Image.fromarray(np.where(lit, pixels, SHADE * (pixels + grey) / 2).round().astype(np.uint8))
     drawn = draw_borders(shaded, np.where(np.isin(regions, chosen), regions, -1), box=box)
+    radius = max(max(image.size) / 30, 7)
+    placed: list[Floats] = []
     for number, (k, raises) in enumerate(numbered, start=1):
-        row, column = inner_cell(regions == k)
-        x = box[0] + (column + 0.5) / regions.shape[1] * (box[2] - box[0])
-        y = box[1] + (row + 0.5) / regions.shape[0] * (box[3] - box[1])
-        _draw_number(drawn, number, x, y, FOR if raises else AGAINST)
+        places = _disc_places(inner_cells(regions == k), regions.shape, box, image.size, radius)  # (n, 2)
+        free = [one for one in places if all(np.hypot(*(one - other)) > 2 * radius for other in placed)]
+        placed.append(free[0] if free else places[0])
+        _draw_number(drawn, number, placed[-1], radius, FOR if raises else AGAINST)
     return drawn
 
 
-def inner_cell(mask: Bools) -> tuple[int, int]:
-    """The cell of ``mask (h, w)`` that is farthest from its border, near the middle of those."""
+def _disc_places(
+    cells: Ints, grid: tuple[int, ...], box: Box, size: tuple[int, int], radius: float
+) -> Floats:
+    """``(n, 2)``: x and y of the cells ``(n, 2)``, moved so that a disc stays inside the image."""
+    share = (cells[:, ::-1] + 0.5) / np.array(grid[::-1])  # x, y from 0 to 1
+    at = np.array(box[:2]) + share * (np.array(box[2:]) - np.array(box[:2]))
+    return np.clip(at, radius + 1, np.maximum(np.array(size) - radius - 2, radius + 1))
+
+
+def inner_cells(mask: Bools) -> Ints:
+    """``(n, 2)``: row and column of the cells of ``mask (h, w)``, the farthest from its border first.
+
+    Of cells that are equally far, the one nearest to their middle comes first.
+    """
     depth = np.zeros(mask.shape, dtype=int)
     left = np.pad(mask, 1)
     while left.any():
         depth += left[1:-1, 1:-1]
         inner = left[1:-1, 1:-1] & left[:-2, 1:-1] & left[2:, 1:-1] & left[1:-1, :-2] & left[1:-1, 2:]
         left = np.pad(inner, 1)
-    deepest = np.argwhere(depth == depth.max())
-    middle = deepest.mean(0)
-    row, column = deepest[((deepest - middle) ** 2).sum(1).argmin()].tolist()
-    return row, column
+    cells = np.argwhere(mask)
+    depths = depth[mask]
+    middle = cells[depths == depths.max()].mean(0)
+    return cells[np.lexsort((((cells - middle) ** 2).sum(1), -depths))]
 
 
-def _draw_number(image: Image.Image, number: int, x: float, y: float, colour: tuple[int, int, int]) -> None:
-    """Draw a number on a disc, in place; the disc stays inside the image."""
-    radius = max(max(image.size) / 30, 7)
-    x = min(max(x, radius + 1), image.width - radius - 2)
-    y = min(max(y, radius + 1), image.height - radius - 2)
+def _draw_number(
+    image: Image.Image, number: int, at: Floats, radius: float, colour: tuple[int, int, int]
+) -> None:
+    """Draw a number on a disc, in place."""
+    x, y = at.tolist()
     pen = ImageDraw.Draw(image)
     disc = (x - radius, y - radius, x + radius, y + radius)
     pen.ellipse(disc, fill=colour, outline="white", width=max(round(radius / 8), 1))
