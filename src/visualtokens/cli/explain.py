@@ -80,7 +80,8 @@ class ExplainConfig(DataOptions):
     1 foreground, 2 background, 3 undecided, or white on black."""
 
     methods: list[str] = field(default_factory=list)
-    """Methods for --faithfulness; by default clusters, grad-cam, integrated gradients, rollout, random."""
+    """Methods for --faithfulness: path, shapley, clusters, attention, rollout, relevance, grad-cam,
+    integrated gradients, rise, random; by default all."""
 
     images: int = 100
     """Number of images of --data, evenly spaced."""
@@ -221,7 +222,8 @@ def _text(explanation: Explanation, saved: str) -> str:
 def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
     """Evaluate our maps and other methods on a dataset; print the metrics, plot the curves."""
     from visualtokens.data import open_dataset
-    from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting, gather
+    from visualtokens.explain import FaithfulnessEvaluator, Setting, gather
+    from visualtokens.explain.baselines import methods_for
     from visualtokens.explain.faithfulness import HEADER
 
     save = Path(config.save or "faithfulness.png")
@@ -234,7 +236,7 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
     dataset = open_dataset(config.data, config.split, **config.data_options)
     refuse_overwriting([save], _measured_files(config, dataset))
     setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
-    methods = config.methods or list(METHODS)
+    methods = config.methods or methods_for(checkpoint.model)
     evaluator = FaithfulnessEvaluator(checkpoint.model, setting, methods=methods, steps=config.steps)
     images = count(min(config.images, len(dataset)), "image")
     data = f"{config.data}, split {config.split}, {images}"
@@ -256,7 +258,7 @@ def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Resu
         "saved": str(save),
     }
     head = f"{count(found.images, 'image')}, the predicted class of each; means with their standard errors:"
-    drawn = table(found.rows(), header=HEADER, right=(1, 2, 3, 4))
+    drawn = table(found.rows(), header=HEADER, right=(1, 2, 3, 4, 5))
     text = f"{head}\n\n{drawn}\n\ncurves saved as {printable(str(save))}"
     return Result(text, document, code=1 if unreadable else 0)
 
