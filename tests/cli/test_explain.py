@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from visualtokens.data import open_dataset
+from visualtokens.explain import METHODS
 
 from .processes import files_limited_to
 
@@ -118,13 +119,7 @@ def test_faithfulness_prints_the_table_and_draws_the_curves(
     arguments = ("explain", "--faithfulness", "--data", data, "--checkpoint", checkpoint, "--save", picture)
     code, text, _ = vtok(*arguments, "--images", "3", "--steps", "4")
     assert code == 0
-    assert [line.split("  ")[0] for line in text.splitlines()[3:8]] == [
-        "clusters",
-        "grad-cam",
-        "integrated gradients",
-        "rollout",
-        "random",
-    ]
+    assert [line.split("  ")[0] for line in text.splitlines()[3 : 3 + len(METHODS)]] == list(METHODS)
     assert "3 images" in text
     assert "–" in text  # no masks, no pointing
     assert np.asarray(Image.open(picture)).std() > 5

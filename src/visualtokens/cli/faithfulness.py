@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def measure(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
     """Evaluate our maps and other methods on a dataset; print the metrics, plot the curves."""
     from visualtokens.data import open_dataset
-    from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting, gather
+    from visualtokens.explain import FaithfulnessEvaluator, Setting, gather
+    from visualtokens.explain.baselines import methods_for
     from visualtokens.explain.faithfulness import HEADER
 
     save = Path(config.save or "faithfulness.png")
@@ -43,7 +44,7 @@ def measure(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
     refuse_overwriting([save], _measured_files(config, dataset))
     classifier = checkpoint.task.classifier(checkpoint)
     setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
-    methods = config.methods or list(METHODS)
+    methods = config.methods or methods_for(classifier)
     evaluator = FaithfulnessEvaluator(classifier, setting, methods=methods, steps=config.steps)
     images = count(min(config.images, len(dataset)), "image")
     data = f"{config.data}, split {config.split}, {images}"
@@ -65,7 +66,7 @@ def measure(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
         "saved": str(save),
     }
     head = f"{count(found.images, 'image')}, the predicted class of each; means with their standard errors:"
-    drawn = table(found.rows(), header=HEADER, right=(1, 2, 3, 4))
+    drawn = table(found.rows(), header=HEADER, right=(1, 2, 3, 4, 5))
     text = f"{head}\n\n{drawn}\n\ncurves saved as {printable(str(save))}"
     return Result(text, document, code=1 if unreadable else 0)
 

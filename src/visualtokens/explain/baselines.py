@@ -28,7 +28,7 @@ from visualtokens.explain.explainer import REGIONS, MapSource, explain
 from visualtokens.explain.importance import Floats
 from visualtokens.explain.inputs import as_batch, class_score
 from visualtokens.explain.render import upsample
-from visualtokens.grouping import record_groupings
+from visualtokens.grouping import Tap, record_groupings
 from visualtokens.modes import eval_mode
 from visualtokens.ops import ungroup
 
@@ -73,6 +73,12 @@ def clusters(model: nn.Module, setting: Setting) -> Saliency:
         return upsample(explanation.saliency(), *x.shape[1:])
 
     return saliency
+
+
+def methods_for(model: nn.Module) -> list[str]:
+    """The methods of :data:`METHODS`, without clusters for a model that does not group its patches."""
+    grouped = any(isinstance(module, Tap) for module in model.modules())
+    return [name for name in METHODS if grouped or name != "clusters"]
 
 
 def path(model: nn.Module, setting: Setting) -> Saliency:
