@@ -2,19 +2,23 @@
 
     python benchmarks/bench_explain.py [--save results/bench_explain.json]
 
-An explanation at 224² with 49 clusters runs the model on the image and on 49 masked copies. For the plain
-forward passes the copies are made beforehand and run in the same batches of 16, or all at once. Explaining
-starts from the photo and includes preprocessing, masking and ranking.
+``cluster``: an explanation at 224² with 49 clusters runs the model on the image and on 49 masked copies. For
+the plain forward passes the copies are made beforehand and run in the same batches of 16, or all at once.
+``shapley``: 49 regions and 256 evaluations, with hidden regions in the mean colour or, in a ViT, with their
+tokens removed, relative to 256 plain forward passes in batches of 16. Explaining starts from the photo and
+includes preprocessing, finding the regions, masking and ranking.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import timm
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -22,13 +26,20 @@ from torch import Tensor, nn
 import visualtokens
 from visualtokens.bench import interleave, machine
 from visualtokens.explain import explain
-from visualtokens.explain.explainer import prepare
 from visualtokens.explain.importance import mask, normalise
+from visualtokens.explain.inputs import prepare
 from visualtokens.grouping import record_groupings
 
 MODELS = ("paca_vit_b0",)  # the cheapest model with 49 clusters: the overhead is largest
 MAX_COST = 1.2
 BATCH = 16
+REGIONS, BUDGET = 49, 256
+# model, what stands in for hidden regions, and the most that explaining may cost
+SHAPLEY = (
+    ("paca_vit_b0", "mean", 1.1),
+    ("deit_small_patch16_224", "mean", 1.1),
+    ("deit_small_patch16_224", "tokens", 0.8),
+)
 
 
 def photo() -> Image.Image:
@@ -59,7 +70,7 @@ def cost(name: str, rounds: int) -> dict[str, Any]:
     model, image = visualtokens.create_model(name).eval(), photo()
     copies = masked_copies(model, image)
     candidates = {
-        "explain": lambda: explain(model, image, batch=BATCH),
+        "explain": lambda: explain(model, image, method="cluster", batch=BATCH),
         f"forward, batches of {BATCH}": lambda: forward(model, copies, BATCH),
         "forward, all at once": lambda: forward(model, copies, len(copies)),
     }
@@ -80,19 +91,51 @@ def cost(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def shapley_cost(name: str, hide: str, at_most: float, rounds: int) -> dict[str, Any]:
+    """The time of Shapley values relative to as many plain forward passes, interleaved."""
+    torch.manual_seed(0)
+    model, image = timm.create_model(name).eval(), photo()
+    x = prepare(model, image, None).x
+    copies = x.expand(BUDGET, -1, -1, -1) + 0.1 * torch.randn(BUDGET, 1, 1, 1)
+    options: dict[str, Any] = dict(regions=REGIONS, budget=BUDGET, hide=hide, batch=BATCH, path=0)
+    candidates = {
+        "explain": lambda: explain(model, image, method="shapley", **options),
+        f"forward, batches of {BATCH}": lambda: forward(model, copies, BATCH),
+    }
+    timings = interleave(candidates, rounds=rounds)
+    ratio = timings.ratio(timings.names[1])  # speed relative to explaining
+    found = explain(model, image, method="shapley", **options)
+    return {
+        "model": name,
+        "method": "shapley",
+        "hide": hide,
+        "regions": len(found.values),
+        "evaluations": found.evaluations,
+        "seconds": {n: timings.rate(n).median ** -1 for n in timings.names},
+        "cost_of_explaining": {timings.names[1]: {"cost": ratio.median, "interval": [ratio.low, ratio.high]}},
+        "at_most": at_most,
+        "met": ratio.median <= at_most,
+        "quiet": timings.quiet,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--save", type=Path, help="JSON file for the result")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=list(MODELS), help="of the cost of clusters")
+    parser.add_argument("--shapley", nargs="*", default=[one[0] for one in SHAPLEY], help="of Shapley values")
     options = parser.parse_args()
     rows = []
-    for name in options.models:
-        row = cost(name, options.rounds)
+    runs = [partial(cost, name, options.rounds) for name in options.models]
+    runs += [partial(shapley_cost, *one, options.rounds) for one in SHAPLEY if one[0] in options.shapley]
+    for run in runs:
+        row = run()
+        name = f"{row['model']} {row.get('method', 'cluster')} {row.get('hide', 'black')}"
         rows.append(row)
         for baseline, found in row["cost_of_explaining"].items():
             interval = "({:.2f}–{:.2f})".format(*found["interval"])
-            print(f"{name:12s} explain: {found['cost']:.2f}× {interval} {baseline}", flush=True)
+            print(f"{name:40s} explain: {found['cost']:.2f}× {interval} {baseline}", flush=True)
     result = {
         "command": f"python benchmarks/bench_explain.py --rounds {options.rounds} --save {options.save}",
         "machine": machine(),

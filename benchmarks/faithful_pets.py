@@ -5,7 +5,8 @@
 A small PaCa-ViT is trained to classify crops of the training photos as pet or background: squares of 64
 pixels, selected by the trimaps, as many of each. Both classes are cropped at the photo's own scale and
 augmented alike, so they differ in content only. The model then classifies the centre of whole validation
-photos at 160 pixels a side, and every method explains the predicted class. The trimaps are the ground truth
+photos at 160 pixels a side, and every method explains the predicted class with at most ``--budget`` forward
+passes; a backward pass counts as two. The trimaps are the ground truth
 of foreground AUROC and pointing game; their undecided border is left out.
 
 All intermediate results are kept in ``--work``, so the script can be stopped and restarted at any time.
@@ -14,9 +15,7 @@ All intermediate results are kept in ``--work``, so the script can be stopped an
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from tqdm import tqdm
 
+import faithful
 import visualtokens
 from budget import core_minutes
 from visualtokens.bench import count_macs, count_parameters, machine
 from visualtokens.data import Preprocess, read_image
-from visualtokens.explain import (
-    METHODS,
-    Faithfulness,
-    FaithfulnessEvaluator,
-    Score,
-    Setting,
-    gather,
-    overlay,
-)
+from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting, overlay
 from visualtokens.explain.baselines import make_method
-from visualtokens.explain.faithfulness import HEADER, find_mask, read_foreground
-from visualtokens.tables import table
+from visualtokens.explain.foreground import find_mask, read_foreground
 from visualtokens.tasks import Checkpoint
 from visualtokens.train import TrainConfig, train
 
@@ -124,45 +114,23 @@ def photos(pets: Path, count: int) -> list[Path]:
     return sorted(by_turn[:count])
 
 
-def evaluate(run: Checkpoint, pets: Path, work: Path, count: int, steps: int) -> Iterator[dict[str, Any]]:
+def evaluate(run: Checkpoint, pets: Path, work: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The scores of each photo; earlier ones are read from ``work/scores.jsonl``."""
-    file = work / "scores.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    known = {row["photo"]: row for row in rows}
     preprocess = photo_preprocess(run)
-    evaluator = FaithfulnessEvaluator(run.model, Setting(preprocess), steps=steps)
-    for path in tqdm(photos(pets, count), desc="evaluate"):
-        if path.name not in known:
-            image = read_image(path)
-            mask = read_foreground(find_mask(str(path), pets / "trimaps"), preprocess, image.size)
-            x = preprocess(image)
-            with torch.inference_mode():
-                pet = float(run.model(x.unsqueeze(0)).softmax(1)[0, 1])
-            scores = {name: score.to_dict() for name, score in evaluator.evaluate(x, mask).items()}
-            known[path.name] = {"photo": path.name, "pet": pet, "scores": scores}
-            with file.open("a") as out:
-                out.write(json.dumps(known[path.name]) + "\n")
-        yield known[path.name]
+
+    def read(path: Path) -> faithful.Item:
+        image = read_image(path)
+        mask = read_foreground(find_mask(str(path), pets / "trimaps"), preprocess, image.size)
+        return preprocess(image), mask
+
+    setting = Setting(preprocess, budget=options.budget)
+    evaluator = FaithfulnessEvaluator(run.model, setting, steps=options.steps)
+    return list(faithful.evaluate(evaluator, photos(pets, options.photos), read, work / "scores.jsonl"))
 
 
 def photo_preprocess(run: Checkpoint) -> Preprocess:
     """The model's preprocessing at the size of whole photos."""
     return replace(run.preprocess, size=(PHOTO, PHOTO))
-
-
-def summary(run: Checkpoint, rows: list[dict[str, Any]], found: Faithfulness) -> dict[str, Any]:
-    """The means and curves of every method, and the size of the model."""
-    methods = found.to_dict()
-    for means in methods.values():
-        for which in ("deletion", "insertion"):
-            means[f"{which}_curve"] = [round(value, 4) for value in means[f"{which}_curve"]]
-    return {
-        "photos": len(rows),
-        "called_pet": sum(row["pet"] > 0.5 for row in rows) / len(rows),
-        "parameters": count_parameters(run.model),
-        "macs_of_a_photo": count_macs(run.model, (PHOTO, PHOTO)),
-        "methods": methods,
-    }
 
 
 def draw_examples(run: Checkpoint, pets: Path, count: int, path: Path) -> None:
@@ -205,24 +173,26 @@ def main() -> None:
     )
     parser.add_argument("--save", type=Path, required=True, help="JSON file; figures are saved next to it")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--photos", type=int, default=148)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--photos", type=int, default=300)
+    parser.add_argument("--budget", type=int, default=64, help="forward passes of a method")
+    parser.add_argument("--steps", type=int, default=16)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     training = train_model(options.pets, options.work, options.epochs)
     run = visualtokens.load(options.work / "run")
-    rows = list(evaluate(run, options.pets, options.work, options.photos, options.steps))
-    found = gather({name: Score.from_dict(s) for name, s in row["scores"].items()} for row in rows)
-    print(table(found.rows(), header=HEADER, right=(1, 2, 3, 4)))
+    found = faithful.collect(evaluate(run, options.pets, options.work, options))
+    print(faithful.show(found))
     result = {
         "command": f"python benchmarks/faithful_pets.py --pets {options.pets.name} --epochs {options.epochs} "
-        f"--photos {options.photos} --steps {options.steps} --save {options.save}",
+        f"--photos {options.photos} --budget {options.budget} --steps {options.steps} --save {options.save}",
         "machine": machine(),
         **training,
-        **summary(run, rows, found),
+        "parameters": count_parameters(run.model),
+        "macs_of_a_photo": count_macs(run.model, (PHOTO, PHOTO)),
+        "budget": options.budget,
+        **faithful.summary(found),
     }
-    options.save.write_text(json.dumps(result, indent=1) + "\n")
-    found.plot().savefig(options.save.with_suffix(".png"), dpi=130)
+    faithful.save(result, found, options.save)
     examples = options.save.with_name(options.save.stem + "_examples.png")
     draw_examples(run, options.pets, options.photos, examples)
 

@@ -27,8 +27,8 @@ SAMPLES = 6
 NOTES = (
     "The data are scikit-learn's 1,797 scanned digits of 8 × 8 pixels, resized to 32 × 32. Four fifths are "
     "the training set; all figures are for the rest, the validation set.",
-    "The heat maps show the clusters of the model's last grouping. On the black background, masking a "
-    "cluster with black removes only ink.",
+    "The regions come from the clusters of the model's last grouping. Hidden regions are black, as is the "
+    "background, so that hiding removes only ink.",
 )
 
 
@@ -140,7 +140,7 @@ def _samples(checkpoint: Checkpoint, digits: ImageDataset) -> list[Sample]:
     chosen = list(dict.fromkeys(mistakes + first_of_class))[:SAMPLES]
     return [
         Sample(
-            explain(model, digits[i][0], preprocess=preprocess, classes=classes),
+            explain(model, digits[i][0], hide="black", preprocess=preprocess, classes=classes),
             truth=labels[i],
             name=digits.path(i),
         )

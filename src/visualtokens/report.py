@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from visualtokens.errors import UserError
 from visualtokens.explain import html
+from visualtokens.explain.cards import card, how_to_read, key
 from visualtokens.explain.explanation import Explanation
 
 CURVES = (
@@ -78,7 +79,8 @@ def report_page(report: Report) -> str:
             body.append(html.section("Most frequent confusions", COMMON_CONFUSIONS, table))
     if report.samples:
         cards = "".join(_card(sample, report.classes) for sample in report.samples)
-        body.append(html.section("Cluster importance", html.CLUSTERS, html.colour_key() + cards))
+        first = report.samples[0].explanation
+        body.append(html.section("Which regions matter", how_to_read(first), key(first) + cards))
     if report.notes:
         body.append(html.section("Notes", "About the data and the method.", html.notes(report.notes)))
     if report.command:
@@ -94,7 +96,7 @@ def _card(sample: Sample, classes: Sequence[str]) -> str:
         explanation = replace(explanation, classes=tuple(classes))
     if explanation.truth is None:
         explanation = replace(explanation, truth=sample.truth)
-    return html.card(explanation, name=sample.name)
+    return card(explanation, name=sample.name)
 
 
 # Learning curves as inline SVG.

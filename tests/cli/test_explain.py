@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from visualtokens.data import open_dataset
+from visualtokens.explain import METHODS
 
 from .processes import files_limited_to
 
@@ -96,8 +97,9 @@ def test_one_image_without_a_label(vtok: Vtok, checkpoint: Path, folder: Path, t
     arguments = ("explain", folder / "0.png", "--checkpoint", checkpoint, "--save", tmp_path / "x.npz")
     text = vtok(*arguments)[1]
     assert "as predicted; the true class is unknown" in text
-    by_attention = json.loads(vtok(*arguments, "--of", "attention", "--size", "48", "--json")[1])
-    assert by_attention["clusters"] != json.loads(vtok(*arguments, "--size", "48", "--json")[1])["clusters"]
+    arguments = (*arguments, "--method", "cluster", "--size", "48", "--json")
+    by_attention = json.loads(vtok(*arguments, "--of", "attention")[1])
+    assert by_attention["regions"] != json.loads(vtok(*arguments)[1])["regions"]
 
 
 def test_one_image_in_the_folder_of_its_class(
@@ -117,13 +119,7 @@ def test_faithfulness_prints_the_table_and_draws_the_curves(
     arguments = ("explain", "--faithfulness", "--data", data, "--checkpoint", checkpoint, "--save", picture)
     code, text, _ = vtok(*arguments, "--images", "3", "--steps", "4")
     assert code == 0
-    assert [line.split("  ")[0] for line in text.splitlines()[3:8]] == [
-        "clusters",
-        "grad-cam",
-        "integrated gradients",
-        "rollout",
-        "random",
-    ]
+    assert [line.split("  ")[0] for line in text.splitlines()[3 : 3 + len(METHODS)]] == list(METHODS)
     assert "3 images" in text
     assert "–" in text  # no masks, no pointing
     assert np.asarray(Image.open(picture)).std() > 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,8 +12,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visualtokens.data import Preprocess
-from visualtokens.explain import Explanation
+from visualtokens.explain import Explanation, explain
 from visualtokens.grouping import Grouping, Tap
+
+explain_clusters = partial(explain, method="cluster")
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -155,13 +158,14 @@ def explanation(**changes: object) -> Explanation:
         target=1,
         classes=None,
         maps=np.eye(4, dtype=np.float32).reshape(4, 2, 2),
-        importance=np.array([0.02, 0.42, -0.05, 0.001], dtype=np.float32),
+        values=np.array([0.02, 0.42, -0.05, 0.001], dtype=np.float32),
         entropy=np.array([0.0, 0.5, 0.1, 0.2], dtype=np.float32),
         order=(1, 0, 3, 2),
         layer="blocks.0.tap",
         form="soft",
-        assignment=np.arange(4).reshape(2, 2),
+        regions=np.arange(4).reshape(2, 2),
         shown=3,
+        full=0.85,
     )
     return Explanation(**(fields | changes))
 

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 import visualtokens
 from visualtokens.errors import UserError
-from visualtokens.explain import METHODS, Setting, explain
-from visualtokens.explain.baselines import make_method, nearest_grid, rollout
+from visualtokens.explain import METHODS, Setting
+from visualtokens.explain.attention_maps import nearest_grid, rollout
+from visualtokens.explain.baselines import make_method
 from visualtokens.explain.layers import record_attention
 from visualtokens.explain.render import upsample
 from visualtokens.grouping import Tap, record_groupings
 
-from .stubs import MEAN, STD, OneRegion, one_hot_maps, preprocess, slow_upsample
+from .stubs import MEAN, STD, OneRegion, explain_clusters, one_hot_maps, preprocess, slow_upsample
 
 SETTING = Setting(preprocess(32, 32), batch=8)
 
@@ -78,10 +79,12 @@ def test_unknown_method() -> None:
 @pytest.mark.parametrize("of", ["groups", "attention"])
 def test_clusters_are_weighted_by_importance(of: str) -> None:
     model, x = paca_nano(), torch.randn(3, 32, 48)
-    every = (explain(model, x, preprocess=SETTING.preprocess, target=target, of=of) for target in range(3))
-    got = next(one for one in every if one.importance.max() > 0)  # masking cannot raise all probabilities
+    every = (
+        explain_clusters(model, x, preprocess=SETTING.preprocess, target=target, of=of) for target in range(3)
+    )
+    got = next(one for one in every if one.values.max() > 0)  # masking cannot raise all probabilities
     heat = make_method("clusters", model, replace(SETTING, of=of))(x, got.target)
-    total = sum(max(float(value), 0) * one for value, one in zip(got.importance, got.maps, strict=True))
+    total = sum(max(float(value), 0) * one for value, one in zip(got.values, got.maps, strict=True))
     want = (total - total.min()) / (total.max() - total.min())
     assert np.allclose(heat, slow_upsample(want, 32, 48), atol=1e-5)
 

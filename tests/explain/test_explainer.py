@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import visualtokens
 from visualtokens.errors import UserError
-from visualtokens.explain import explain
 from visualtokens.grouping import record_groupings
 
 from .stubs import (
@@ -20,6 +19,7 @@ from .stubs import (
     FixedMaps,
     OneRegion,
     SoftClusters,
+    explain_clusters,
     noise_image,
     one_hot_maps,
     preprocess,
@@ -55,34 +55,34 @@ def test_importance_against_the_slow_reference(size: tuple[int, int], layer: int
     torch.manual_seed(3)
     model = SoftClusters()
     image = noise_image(size[1], size[0])
-    got = explain(model, image, preprocess=preprocess(*size), layer=layer, target=2, batch=2)
+    got = explain_clusters(model, image, preprocess=preprocess(*size), layer=layer, target=2, batch=2)
     want = slow_importance(model, np.asarray(image) / 255, tap, 2)
     assert got.layer == tap
     assert max(map(abs, want)) > 0.01
-    assert got.importance.tolist() == pytest.approx(want, abs=1e-5)
+    assert got.values.tolist() == pytest.approx(want, abs=1e-5)
     assert got.maps.shape == (5, size[0] // 4, size[1] // 4)
 
 
 def test_the_cluster_that_the_prediction_depends_on_ranks_first() -> None:
     model = OneRegion(one_hot_maps(), slice(0, 12), slice(12, 24))
     image = Image.new("RGB", (24, 24), "white")
-    got = explain(model, image, preprocess=preprocess(24, 24))
+    got = explain_clusters(model, image, preprocess=preprocess(24, 24))
     assert got.predicted == got.target == 1
     assert got.order[0] == 1
-    assert got.importance[1] > 0.3
-    assert got.importance[2] < 0.1 * got.importance[1]  # the opposite corner
-    other = explain(model, image, preprocess=preprocess(24, 24), target=0)
+    assert got.values[1] > 0.3
+    assert got.values[2] < 0.1 * got.values[1]  # the opposite corner
+    other = explain_clusters(model, image, preprocess=preprocess(24, 24), target=0)
     assert other.order[-1] == 1
-    assert other.importance[1] < -0.3
+    assert other.values[1] < -0.3
     assert other.saliency().max() == 0  # no cluster supports the class
 
 
 def test_a_normalised_tensor_is_explained_like_its_image() -> None:
     image = noise_image(24, 16)
     model = OneRegion(one_hot_maps(), slice(0, 8), slice(0, 12))
-    from_image = explain(model, image, preprocess=preprocess(16, 24))
-    from_tensor = explain(model, preprocess(16, 24)(image), preprocess=preprocess(16, 24))
-    assert np.array_equal(from_tensor.importance, from_image.importance)
+    from_image = explain_clusters(model, image, preprocess=preprocess(16, 24))
+    from_tensor = explain_clusters(model, preprocess(16, 24)(image), preprocess=preprocess(16, 24))
+    assert np.array_equal(from_tensor.values, from_image.values)
     assert np.array_equal(np.asarray(from_tensor.image), np.asarray(image))
     assert from_tensor.crop_box == (0, 0, 24, 16)
 
@@ -96,7 +96,9 @@ def test_without_any_effect_the_more_concentrated_cluster_ranks_first() -> None:
         def score(self, pixels: Tensor) -> Tensor:
             return pixels.new_ones(len(pixels))
 
-    got = explain(Constant(torch.stack((uniform, point, broad))), noise_image(16, 16), preprocess=PREPROCESS)
+    got = explain_clusters(
+        Constant(torch.stack((uniform, point, broad))), noise_image(16, 16), preprocess=PREPROCESS
+    )
     assert got.order == (1, 2, 0)
     assert got.entropy.tolist() == pytest.approx(
         [math.log(4), 0, -0.6 * math.log(0.6) - 0.4 * math.log(0.4)], abs=1e-6
@@ -106,10 +108,10 @@ def test_without_any_effect_the_more_concentrated_cluster_ranks_first() -> None:
 
 def test_batches_stay_within_the_bound() -> None:
     model = FixedMaps(one_hot_maps(4, 5))
-    got = explain(model, noise_image(20, 16), preprocess=preprocess(16, 20), batch=7)
+    got = explain_clusters(model, noise_image(20, 16), preprocess=preprocess(16, 20), batch=7)
     assert len(got.order) == 20
     assert len(got.top) == 6
-    assert model.batches == [1, 7, 7, 6]
+    assert model.batches == [1, 1, 7, 7, 6]  # the prediction, the groupings, the clusters
 
 
 def test_the_model_is_left_unchanged_and_explained_in_eval_mode() -> None:
@@ -118,41 +120,43 @@ def test_the_model_is_left_unchanged_and_explained_in_eval_mode() -> None:
     model.norm.eval()
     before = {name: module.training for name, module in model.named_modules()}
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    training = explain(model, noise_image(16, 16), preprocess=PREPROCESS)
+    training = explain_clusters(model, noise_image(16, 16), preprocess=PREPROCESS)
     assert {name: module.training for name, module in model.named_modules()} == before
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert torch.is_grad_enabled()
-    evaluated = explain(model.eval(), noise_image(16, 16), preprocess=PREPROCESS)
-    assert np.array_equal(training.importance, evaluated.importance)
+    evaluated = explain_clusters(model.eval(), noise_image(16, 16), preprocess=PREPROCESS)
+    assert np.array_equal(training.values, evaluated.values)
 
 
 def test_threads_may_explain_one_model_in_training_mode() -> None:
     torch.manual_seed(1)
     model = SoftClusters()
     images = [noise_image(16, 16, seed=i) for i in range(8)]
-    alone = [explain(model.eval(), image, preprocess=PREPROCESS) for image in images]
+    alone = [explain_clusters(model.eval(), image, preprocess=PREPROCESS) for image in images]
     model.train()
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda i: explain(model, i, preprocess=PREPROCESS, batch=1), images))
+        together = list(
+            pool.map(lambda i: explain_clusters(model, i, preprocess=PREPROCESS, batch=1), images)
+        )
     assert all(module.training for module in model.modules())
     for a, b in zip(alone, together, strict=True):
-        assert a.importance.tolist() == pytest.approx(b.importance.tolist(), abs=1e-6)
+        assert a.values.tolist() == pytest.approx(b.values.tolist(), abs=1e-6)
 
 
 def test_the_models_float_type_is_used() -> None:
     torch.manual_seed(0)
     model = SoftClusters()
-    full = explain(model, noise_image(16, 16), preprocess=PREPROCESS)
-    half = explain(model.bfloat16(), noise_image(16, 16), preprocess=PREPROCESS, target=full.target)
-    assert half.importance.dtype == np.float32
-    assert half.importance.tolist() == pytest.approx(full.importance.tolist(), abs=0.1)
+    full = explain_clusters(model, noise_image(16, 16), preprocess=PREPROCESS)
+    half = explain_clusters(model.bfloat16(), noise_image(16, 16), preprocess=PREPROCESS, target=full.target)
+    assert half.values.dtype == np.float32
+    assert half.values.tolist() == pytest.approx(full.values.tolist(), abs=0.1)
 
 
 def test_the_default_preprocessing_is_that_of_pretrained_cfg() -> None:
     model = visualtokens.create_model("paca_vit_nano", num_classes=4)
     cfg = model.pretrained_cfg
-    got = explain(model, noise_image(50, 40), classes=["a", "b", "c", "d"])
+    got = explain_clusters(model, noise_image(50, 40), classes=["a", "b", "c", "d"])
     assert got.input_size == tuple(cfg["input_size"][1:])
     assert got.probabilities.sum() == pytest.approx(1, abs=1e-5)
     assert got.class_name(2) == "c"
@@ -175,7 +179,7 @@ def test_every_layer_of_a_family(name: str, options: dict, form: str) -> None:
     with torch.no_grad(), record_groupings(model) as groupings:
         probabilities = model(x[None]).softmax(1)[0]
     for layer, (tap, grouping) in enumerate(groupings.items()):
-        got = explain(model, x, layer=layer, batch=64)
+        got = explain_clusters(model, x, layer=layer, batch=64)
         assert (got.layer, got.form) == (tap, form)
         assert got.maps.shape == (grouping.tokens, *grouping.grid)
         assert sorted(got.order) == list(range(grouping.tokens))
@@ -230,6 +234,6 @@ def test_errors_are_one_line_and_restore_the_mode(options: dict, message: str) -
     options = dict(model=SoftClusters(), image=noise_image(16, 16), preprocess=PREPROCESS) | options
     model = options.pop("model").train()
     with pytest.raises(UserError, match=message) as error:
-        explain(model, options.pop("image"), **options)
+        explain_clusters(model, options.pop("image"), **options)
     assert "\n" not in str(error.value)
     assert all(module.training for module in model.modules())

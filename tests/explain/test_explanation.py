@@ -9,14 +9,14 @@ from PIL import Image
 from visualtokens.errors import UserError
 from visualtokens.explain import Explanation, Layer, explain
 
-from .stubs import OneRegion, explanation, one_hot_maps, preprocess
+from .stubs import OneRegion, explain_clusters, explanation, one_hot_maps, preprocess
 
 
 def test_map_on_image_of_a_crop() -> None:
     """The model sees the middle 200×200 of 300×200 pixels; the lower left of 2×2 patches is hot."""
     image = Image.new("RGB", (300, 200), "white")
     model = OneRegion(one_hot_maps()[2:3], slice(8, 16), slice(0, 8))
-    heat = explain(model, image, preprocess=preprocess(16, 16)).map_on_image(0)
+    heat = explain_clusters(model, image, preprocess=preprocess(16, 16)).map_on_image(0)
     assert heat.shape == (200, 300)
     assert heat[150:, 50:100].min() == 1  # beyond the centre of the patch
     assert heat[:50].max() == 0

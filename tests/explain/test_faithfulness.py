@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,17 +19,17 @@ from torch import Tensor
 from visualtokens.data import BadImage
 from visualtokens.errors import UserError
 from visualtokens.explain import METHODS, Faithfulness, FaithfulnessEvaluator, Score, Setting, gather
-from visualtokens.explain.faithfulness import (
-    HEADER,
-    Mean,
+from visualtokens.explain.faithfulness import HEADER, Mean, randomisation_check
+from visualtokens.explain.foreground import find_mask, read_foreground
+from visualtokens.explain.metrics import (
     area,
     blurred,
     deletion,
-    find_mask,
     foreground_auroc,
     insertion,
     pointing,
-    read_foreground,
+    rank_correlation,
+    saco,
 )
 
 from .stubs import OneRegion, one_hot_maps, preprocess
@@ -158,7 +159,7 @@ def test_the_predicted_class_is_evaluated_also_without_a_mask() -> None:
     assert score.deletion[0] > 0.8
     assert score.deletion[-1] < score.deletion[0]
     assert (score.pointing, score.auroc) == (None, None)
-    assert gather([{"random": score}]).rows()[0][3:] == ("–", "–")
+    assert gather([{"random": score}]).rows()[0][4:] == ("–", "–")
 
 
 @pytest.mark.parametrize(
@@ -297,3 +298,81 @@ def test_masks_are_found_by_split_class_and_name(tmp_path: Path) -> None:
     assert find_mask("photo.1.jpg", tmp_path) == tmp_path / "photo.1.png"
     with pytest.raises(UserError, match=r"cat\.jpg has no mask in .*cat\.png"):
         find_mask("/x/cat.jpg", tmp_path)
+
+
+# SaCo, the randomisation check and intervals.
+
+
+def slow_saco(heat: np.ndarray, drops: list[float], groups: int) -> float:
+    """Wu et al. (2024), Algorithm 1, for heat without ties."""
+    order = np.argsort(-heat.ravel())
+    totals = [heat.ravel()[part].sum() for part in np.array_split(order, groups)]
+    score = total = 0.0
+    for i in range(groups - 1):
+        for j in range(i + 1, groups):
+            weight = totals[i] - totals[j]
+            score += weight if drops[i] >= drops[j] else -weight
+            total += abs(weight)
+    return score / total
+
+
+def test_saco_against_the_slow_reference() -> None:
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(3, 6, 8)), dtype=torch.float32)
+    heat = rng.permutation(48).reshape(6, 8).astype(np.float32) ** 1.5
+    drops = []
+    for part in np.array_split(np.argsort(-heat.ravel()), 6):
+        changed = x.clone().flatten(1)
+        changed[:, part] = 0
+        drops.append(float(brightness(x[None]) - brightness(changed.view(1, 3, 6, 8))))
+    assert saco(brightness, x, heat, groups=6, batch=4) == pytest.approx(slow_saco(heat, drops, 6), abs=1e-6)
+    assert saco(brightness, x, np.zeros((6, 8)), groups=6, batch=4) == 0
+
+
+def test_saco_of_perfect_and_reversed_maps() -> None:
+    x = torch.arange(1.0, 37.0).view(1, 6, 6).expand(3, -1, -1)
+    heat = x[0].numpy()  # the brightness falls most where the image is brightest
+    assert saco(brightness, x / 100, heat, groups=6, batch=6) == 1
+    assert saco(brightness, x / 100, -heat, groups=6, batch=6) == -1
+
+
+def test_rank_correlation() -> None:
+    a = np.array([[1.0, 2.0], [3.0, 4.0]])
+    assert rank_correlation(a, np.exp(a)) == pytest.approx(1)
+    assert rank_correlation(a, -a) == pytest.approx(-1)
+    assert rank_correlation(a, np.ones((2, 2))) == 0
+    assert rank_correlation(a, np.array([[2.0, 1.0], [4.0, 3.0]])) == pytest.approx(0.6)
+
+
+def test_randomised_weights_change_maps_that_explain_the_model() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, embed_dim=24, num_heads=3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    images = [torch.randn(3, 64, 64) for _ in range(3)]
+    setting = Setting(preprocess(64, 64), batch=8)
+    found = randomisation_check(model, setting, images, methods=["relevance", "random"])
+    assert abs(found["relevance"].value) < 0.9
+    assert found["random"].value == pytest.approx(1)  # does not depend on the model
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_bootstrap_intervals_cover_the_mean() -> None:
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(60):
+        low, high = Mean.of(rng.normal(size=40).tolist()).interval
+        inside += low < 0 < high
+    assert 48 <= inside <= 60
+
+
+def test_differences_are_paired() -> None:
+    rng = np.random.default_rng(0)
+    level = rng.random(30)
+    scores = [
+        {name: Score(np.full(3, v + shift), np.full(3, v)) for name, shift in (("path", 0.0), ("rise", 0.1))}
+        for v in level
+    ]
+    found = gather(scores)
+    low, high = found.differences("path", "rise")["deletion"].interval
+    assert (low, high) == pytest.approx((-0.1, -0.1))
+    assert found.means("path")["deletion"].interval[1] > found.means("rise")["deletion"].interval[0]

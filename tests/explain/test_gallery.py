@@ -23,7 +23,11 @@ def write_photo(path: Path, width: int = 24, height: int = 18, *, seed: int = 0)
 
 def explained(folder: Path, **options: object) -> Gallery:
     return explain_folder(
-        SoftClusters().eval(), folder, preprocess=preprocess(16, 16), classes=CLASSES, **options
+        SoftClusters().eval(),
+        folder,
+        preprocess=preprocess(16, 16),
+        classes=CLASSES,
+        **dict(budget=12, path=0) | options,  # type: ignore[arg-type]
     )
 
 
@@ -170,7 +174,7 @@ def test_json(tmp_path: Path) -> None:
     assert entry["image"] == "a.png"
     assert entry["target"] == "<b>ird"
     assert entry["truth_probability"] is None
-    assert len(entry["clusters"]) == 2
+    assert len(entry["regions"]) == 2
     assert document["unreadable"] == [{"path": "empty.png", "reason": "empty file"}]
     assert document["ignored"] == ["notes.txt"]
 

@@ -10,7 +10,8 @@ import pytest
 
 from visualtokens.errors import UserError
 from visualtokens.explain import Layer, Origin
-from visualtokens.explain.html import card, file_name, style, write_page
+from visualtokens.explain.cards import card
+from visualtokens.explain.html import file_name, style, write_page
 
 from .stubs import Page, check_self_contained, explanation
 

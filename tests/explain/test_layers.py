@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 import visualtokens
 from visualtokens.errors import UserError
-from visualtokens.explain import explain
 from visualtokens.explain.importance import normalise
 from visualtokens.explain.layers import form_of, layers_of, patch_attention, record_attention
 from visualtokens.grouping import Grouping, record_groupings
 from visualtokens.reduce import forward_tokens
 
-from .stubs import HardTokens, SoftClusters, SuperTokens, preprocess
+from .stubs import HardTokens, SoftClusters, SuperTokens, explain_clusters, preprocess
 
 PREPROCESS = preprocess(16, 16)
 
@@ -24,11 +23,11 @@ def test_layers_repeat_no_division_and_count_dropped_patches() -> None:
     five = [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 4]
     two = [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, -1]
     model = HardTokens(five, five, two, tokens=[5, 5, 2])
-    got = explain(model, torch.rand(3, 16, 16), preprocess=PREPROCESS)
+    got = explain_clusters(model, torch.rand(3, 16, 16), preprocess=PREPROCESS)
     assert got.form == "hard"
-    assert got.assignment.flatten().tolist() == two
+    assert got.regions.flatten().tolist() == two
     for k, one in enumerate(got.maps):
-        assert np.array_equal(one, got.assignment == k)
+        assert np.array_equal(one, got.regions == k)
     assert [(layer.name, layer.tokens, layer.dropped) for layer in got.layers] == [
         ("taps.0", 5, 0),
         ("taps.2", 2, 1),
@@ -39,7 +38,7 @@ def test_layers_repeat_no_division_and_count_dropped_patches() -> None:
 def test_super_tokens_tessellate() -> None:
     torch.manual_seed(0)
     model, x = SuperTokens(), torch.rand(3, 24, 16)
-    got = explain(model, x, preprocess=preprocess(24, 16))
+    got = explain_clusters(model, x, preprocess=preprocess(24, 16))
     with record_groupings(model) as groupings:
         model(x[None])
     grouping = groupings["tap"]
@@ -48,7 +47,7 @@ def test_super_tokens_tessellate() -> None:
     assert grouping.index is not None
     for n in range(24):
         weights = dict(zip(grouping.index[0, n].tolist(), grouping.weights[0, n].tolist(), strict=True))
-        assert got.assignment[divmod(n, 4)] == max(weights, key=lambda k: weights[k])
+        assert got.regions[divmod(n, 4)] == max(weights, key=lambda k: weights[k])
     assert [layer.name for layer in got.layers] == ["tap"]
 
 
@@ -72,16 +71,18 @@ def test_a_reduced_vit_layer_by_layer(method: str) -> None:
     x = torch.randn(3, 64, 96)
     model = reduced_vit(method, keep)
     torch.manual_seed(2)  # for the random method
-    got = explain(model, x)
+    got = explain_clusters(model, x)
     assert got.form == "hard"
     assert got.layer == "blocks.3.reduction.tap"
     assert got.maps.shape == (keep[-1], 4, 6)
     assert [layer.tokens for layer in got.layers] == [keep[0], keep[1], keep[3]]  # the third repeats
     blocks = model.blocks
     for layer in got.layers:
-        model.blocks = blocks[: int(layer.name.split(".")[1]) + 1]
         torch.manual_seed(2)
         with torch.no_grad():
+            model.blocks = blocks
+            model(x[None])  # the prediction comes first, and draws as many random numbers
+            model.blocks = blocks[: int(layer.name.split(".")[1]) + 1]
             grouping = forward_tokens(model, x[None]).grouping
         assert np.array_equal(layer.assignment, grouping.hard()[0].view(4, 6))
 
@@ -90,18 +91,18 @@ def test_layers_without_tokens_are_not_counted() -> None:
     """Published schedules end with the class token alone; the last layer is then the one before."""
     model = reduced_vit("kmedoids", [24, 9, 5, 0])
     x = torch.randn(3, 64, 96)
-    got = explain(model, x)
+    got = explain_clusters(model, x)
     assert got.layer == "blocks.2.reduction.tap"
     assert len(got.maps) == 5
     assert got.layers[-1].dropped == 24
-    assert explain(model, x, layer=-3).layer == "blocks.0.reduction.tap"
+    assert explain_clusters(model, x, layer=-3).layer == "blocks.0.reduction.tap"
     with pytest.raises(UserError, match=r"made 3 groupings; give -3 to 2"):
-        explain(model, x, layer=3)
+        explain_clusters(model, x, layer=3)
 
 
 def test_no_tokens_left() -> None:
     with pytest.raises(UserError, match="HardTokens has no tokens left on this image"):
-        explain(HardTokens([-1] * 16, tokens=[0]), torch.rand(3, 16, 16), preprocess=PREPROCESS)
+        explain_clusters(HardTokens([-1] * 16, tokens=[0]), torch.rand(3, 16, 16), preprocess=PREPROCESS)
 
 
 def slow_attention(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -172,7 +173,7 @@ def test_patch_to_cluster_attention_of_paca() -> None:
     with torch.no_grad(), record_groupings(model) as groupings:
         model(x[None])
     handle.remove()
-    got, by_attention = (explain(model, x, layer=1, of=of) for of in ("groups", "attention"))
+    got, by_attention = (explain_clusters(model, x, layer=1, of=of) for of in ("groups", "attention"))
     grouping = groupings[got.layer]
     patches = inputs[0]  # (1, N, C)
     z = attn.norm(grouping.weights.mT @ patches)
@@ -187,15 +188,15 @@ def test_patch_to_cluster_attention_of_paca() -> None:
     assert torch.allclose(torch.from_numpy(got.attention), want, atol=1e-4)
     assert by_attention.of == "attention"
     assert np.allclose(by_attention.maps, got.attention, atol=1e-6)
-    assert not np.allclose(by_attention.importance, got.importance, atol=1e-6)
+    assert not np.allclose(by_attention.values, got.values, atol=1e-6)
 
 
 @pytest.mark.parametrize("model", [SoftClusters(), SuperTokens()])
 def test_clusters_that_no_patches_attend_to(model: nn.Module) -> None:
     x = torch.rand(3, 16, 16)
-    assert explain(model, x, preprocess=PREPROCESS).attention is None
+    assert explain_clusters(model, x, preprocess=PREPROCESS).attention is None
     with pytest.raises(UserError, match="of='groups'"):
-        explain(model, x, preprocess=PREPROCESS, of="attention")
+        explain_clusters(model, x, preprocess=PREPROCESS, of="attention")
 
 
 def test_attention_among_clusters_is_not_attention_of_patches() -> None:

@@ -196,4 +196,4 @@ def test_many_layers_are_subsampled() -> None:
 
 @pytest.mark.parametrize(("importance", "text"), [(0.42, "−0.42"), (-0.05, "+0.05"), (-0.004, "0.00")])
 def test_format_change(importance: float, text: str) -> None:
-    assert format_change(explanation(importance=np.array([importance])), 0) == text
+    assert format_change(explanation(values=np.array([importance])), 0) == text

@@ -154,7 +154,7 @@ def test_groupings_of_tokenizers_and_projectors() -> None:
 
 
 def test_explains_a_prediction() -> None:
-    explanation = visualtokens.explain(small().eval(), torch.randn(3, 32, 32), target=2)
+    explanation = visualtokens.explain(small().eval(), torch.randn(3, 32, 32), method="cluster", target=2)
     assert explanation.layer == "vt.blocks.1.tokenizer.tap"
     assert explanation.maps.shape == (16, 8, 8)
 

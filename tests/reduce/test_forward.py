@@ -208,6 +208,6 @@ def test_masks_are_refused() -> None:
 
 def test_reduced_models_can_be_explained() -> None:
     model = reduce(build("deit"), "kmeans", keep=KEEP)
-    why = visualtokens.explain(model, images(batch=1)[0], layer=1)
+    why = visualtokens.explain(model, images(batch=1)[0], method="cluster", layer=1)
     assert why.layer == "blocks.1.reduction.tap"
-    assert why.importance.shape == (7,)
+    assert why.values.shape == (7,)

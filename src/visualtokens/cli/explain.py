@@ -11,26 +11,35 @@ from visualtokens.cli.output import (
     checkpoint_files,
     log_header,
     refuse_overwriting,
-    unreadable_as_json,
     warn_unreadable,
 )
 from visualtokens.cli.terminal import write_error
-from visualtokens.cli.verb import Failure, Result, Verb
+from visualtokens.cli.verb import Result, Verb
 from visualtokens.errors import UserError, unknown
-from visualtokens.files import write_atomically
-from visualtokens.progress import count, one_image, track
+from visualtokens.progress import count
 from visualtokens.tables import printable, table
 from visualtokens.tasks.options import DataOptions
 
 if TYPE_CHECKING:
-    from visualtokens.data import BadImage, ImageDataset
-    from visualtokens.explain import Explanation, FaithfulnessEvaluator, Gallery, Origin, Score
+    from PIL import Image
+
+    from visualtokens.explain import Explanation, Gallery, Origin
     from visualtokens.tasks import Checkpoint
 
 
 PAGE = "explanation.html"
 MEASURED: tuple[str, ...] = ("data", "val_share", "data_args", "split", "images", "masks", "methods", "steps")
-EXPLAINED: tuple[str, ...] = ("target", "top")
+EXPLAINED: tuple[str, ...] = (
+    "target",
+    "against",
+    "object",
+    "top",
+    "method",
+    "regions",
+    "hide",
+    "budget",
+    "animate",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +57,38 @@ class ExplainConfig(DataOptions):
     By default explanation.html, with --faithfulness faithfulness.png."""
 
     target: str | int | None = None
-    """Class to explain; by default the predicted one."""
+    """Class to explain; by default the predicted one, of a segmenter the one with the largest area."""
+
+    against: str | int | None = None
+    """Another class: explains why the target, and not this one."""
+
+    object: int = 1
+    """Object of a detector to explain: 1 has the highest score, of the target class if one is given."""
+
+    method: Literal["shapley", "greedy", "gradient", "cluster"] | None = None
+    """How regions are valued: shapley (share in the score), greedy (hidden one after the other), gradient
+    (one backward pass) or cluster (PaCa-ViT: one cluster masked at a time)."""
+
+    regions: int = 24
+    """Number of regions, at most."""
+
+    hide: Literal["mean", "black", "blur", "inpaint", "tokens"] = "mean"
+    """What replaces hidden regions: mean (colour), black, blur, inpaint, or tokens (removed inside a ViT)."""
+
+    budget: int = 128
+    """Forward passes per image; more give smaller errors."""
 
     layer: int = -1
-    """Index of the grouping to show: 0 is the first of the model, -1 the last."""
+    """Index of the grouping that regions come from: 0 is the first of the model, -1 the last."""
 
     of: Literal["groups", "attention"] = "groups"
-    """Maps to show and to measure: groups (patches of each cluster) or attention (patches that attend to
-    it)."""
+    """Maps of --method cluster: groups (patches of each cluster) or attention (patches that attend to it)."""
 
     top: int = 6
-    """Number of clusters to show, most important first."""
+    """Number of regions to show, most important first."""
+
+    animate: str = ""
+    """File (.webp or .gif) for an animation of the patches of one image flowing together into tokens."""
 
     size: int | None = None
     """Side of the square input images; by default as in training."""
@@ -80,7 +110,8 @@ class ExplainConfig(DataOptions):
     1 foreground, 2 background, 3 undecided, or white on black."""
 
     methods: list[str] = field(default_factory=list)
-    """Methods for --faithfulness; by default clusters, grad-cam, integrated gradients, rollout, random."""
+    """Methods for --faithfulness: path, shapley, clusters, attention, rollout, relevance, grad-cam,
+    integrated gradients, rise, random; by default all."""
 
     images: int = 100
     """Number of images of --data, evenly spaced."""
@@ -98,14 +129,16 @@ def run(config: ExplainConfig) -> Result:
         raise UserError("give an image or a folder to explain, or --faithfulness with --data")
     _refuse_without_effect(config)
     if not config.faithfulness:
-        refuse_overwriting([Path(config.save or PAGE)], _explained_files(config))
+        outputs = [Path(config.save or PAGE), *([Path(config.animate)] if config.animate else [])]
+        refuse_overwriting(outputs, _explained_files(config))
     checkpoint = _load(config)
     if config.faithfulness:
-        return _measure_faithfulness(config, checkpoint)
-    target = _target(config, checkpoint.classes)
+        from visualtokens.cli.faithfulness import measure
+
+        return measure(config, checkpoint)
     if Path(config.image).is_dir():
-        return _explain_folder(config, checkpoint, target)
-    return _explain_image(config, checkpoint, target)
+        return _explain_folder(config, checkpoint)
+    return _explain_image(config, checkpoint)
 
 
 def _refuse_without_effect(config: ExplainConfig) -> None:
@@ -130,35 +163,43 @@ def _explained_files(config: ExplainConfig) -> Iterator[Path]:
 
 
 def _load(config: ExplainConfig) -> Checkpoint:
-    """Load the checkpoint with the model to explain."""
-    from dataclasses import replace
-
+    """Load the checkpoint to explain, at the given size."""
     from visualtokens.checkpoint import load
 
     checkpoint = load(config.checkpoint, device=config.device)
-    checkpoint = replace(checkpoint, model=checkpoint.task.classifier(checkpoint))
+    if "object" not in checkpoint.task.explain_options and config.object != 1:
+        raise UserError(
+            f"object={config.object} is for detectors, not for {checkpoint.task.name}; leave it out"
+        )
     return checkpoint if config.size is None else checkpoint.task.resize(checkpoint, config.size)
 
 
-def _target(config: ExplainConfig, classes: list[str]) -> int | None:
-    if config.target is None:
+def _class(name: str | int | None, classes: list[str]) -> int | None:
+    if name is None:
         return None
-    if str(config.target) not in classes:
-        raise unknown("class", str(config.target), classes)
-    return classes.index(str(config.target))
+    if str(name) not in classes:
+        raise unknown("class", str(name), classes)
+    return classes.index(str(name))
 
 
-def _options(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> dict[str, Any]:
-    """Return the arguments that ``explain`` and ``explain_folder`` share."""
-    return dict(
-        preprocess=checkpoint.preprocess,
-        target=target,
+def _options(config: ExplainConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the options of ``Checkpoint.explain``."""
+    options: dict[str, Any] = dict(
+        target=_class(config.target, checkpoint.classes),
+        against=_class(config.against, checkpoint.classes),
+        regions=config.regions,
+        hide=config.hide,
+        budget=config.budget,
         layer=config.layer,
         top=config.top,
         of=config.of,
         batch=config.batch,
-        classes=checkpoint.classes,
     )
+    if config.method is not None:
+        options["method"] = config.method
+    if "object" in checkpoint.task.explain_options:
+        options["object"] = config.object
+    return options
 
 
 def _origin(config: ExplainConfig, checkpoint: Checkpoint) -> Origin:
@@ -173,143 +214,115 @@ def _origin(config: ExplainConfig, checkpoint: Checkpoint) -> Origin:
     return Origin(model=checkpoint.config["architecture"], checkpoint=name, date=date.today())
 
 
-def _explain_image(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
+def _explain_image(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
     from visualtokens.data import read_image
-    from visualtokens.explain import explain
     from visualtokens.explain.gallery import class_of
 
-    explanation = explain(
-        checkpoint.model,
-        read_image(config.image),
-        **_options(config, checkpoint, target),
-        truth=class_of(Path(config.image), checkpoint.classes),
-    )
-    saved = explanation.save(config.save or PAGE, origin=_origin(config, checkpoint))
-    document = {
+    image, options = read_image(config.image), _options(config, checkpoint)
+    truth = class_of(Path(config.image), checkpoint.classes)
+    explanation = checkpoint.explain(image, **options, truth=truth)
+    save = config.save or PAGE
+    beside = None
+    if save.endswith(".html") and _is_mistake(explanation, config):
+        beside = checkpoint.explain(
+            image, **options | dict(target=truth, regions=explanation.regions), truth=truth
+        )
+    saved = [explanation.save(save, origin=_origin(config, checkpoint), beside=beside)]
+    if config.animate:
+        saved.append(explanation.animate(config.animate))
+    names = [str(path) for path in saved]
+    return Result(_text(explanation, names), _document(config, explanation, names))
+
+
+def _is_mistake(explanation: Explanation, config: ExplainConfig) -> bool:
+    """Whether a wrong prediction is explained by regions, which the true class can be compared on."""
+    known = explanation.truth is not None and explanation.kind == "image"
+    wrong = known and explanation.target_is_prediction and explanation.truth != explanation.predicted
+    return wrong and explanation.method != "cluster" and config.against is None
+
+
+def _document(config: ExplainConfig, explanation: Explanation, saved: list[str]) -> dict[str, Any]:
+    variants = {
+        name: {"regions": list(variant.kept), "score": variant.score}
+        for name, variant in (("only", explanation.only), ("without", explanation.without))
+        if variant is not None
+    }
+    regions = [
+        {
+            "region": k,
+            "value": float(explanation.values[k]),
+            "error": None if explanation.errors is None else float(explanation.errors[k]),
+            "entropy": float(explanation.entropy[k]),
+        }
+        for k in explanation.order
+    ]
+    return {
         "image": config.image,
-        "predicted": checkpoint.classes[explanation.predicted],
-        "target": checkpoint.classes[explanation.target],
+        "predicted": explanation.class_name(explanation.predicted),
+        "target": explanation.class_name(explanation.target),
         "about": explanation.about,
         "probability": float(explanation.probabilities[explanation.target]),
+        "score": explanation.full,
+        "score_name": explanation.score_name,
         "layer": explanation.layer,
-        "clusters": [
-            {
-                "cluster": k,
-                "importance": float(explanation.importance[k]),
-                "entropy": float(explanation.entropy[k]),
-            }
-            for k in explanation.order
-        ],
-        "saved": str(saved),
+        "method": explanation.method,
+        "forward_passes": explanation.evaluations,
+        "regions": regions,
+        **variants,
+        "saved": saved[0],
+        **({"animation": saved[1]} if len(saved) > 1 else {}),
     }
-    return Result(_text(explanation, str(saved)), document)
 
 
-def _text(explanation: Explanation, saved: str) -> str:
-    target = explanation.target
-    before, about = float(explanation.probabilities[target]), printable(explanation.about)
-    rows = [(str(k), f"{explanation.masked_probability(k):.1%}") for k in explanation.top]
-    return (
-        f"The probability of {explanation.class_name(target)!r} is {before:.1%}. {about}\n"
-        f"Its probability when one cluster is hidden ({explanation.layer}):\n\n"
-        + table(rows, header=("cluster", "probability"), right=(0, 1))
-        + f"\n\nsaved as {printable(saved)}"
-    )
+def _text(explanation: Explanation, saved: list[str]) -> str:
+    target, about = explanation.class_name(explanation.target), printable(explanation.about)
+    score = explanation.score_name
+    lines = [f"The {score} of {target!r} is {explanation.full:.3f}. {about}"]
+    if explanation.method == "cluster":
+        rows = [(str(k), f"{explanation.masked_probability(k):.3f}") for k in explanation.top]
+        lines += [f"Its {score} when one cluster is hidden ({explanation.layer}):", ""]
+        lines.append(table(rows, header=("cluster", score), right=(0, 1)))
+    else:
+        lines += [f"What each region adds to it ({explanation.method}, {explanation.layer}):", ""]
+        lines.append(_value_table(explanation))
+        if explanation.only is not None and explanation.without is not None:
+            only, without = explanation.only.score, explanation.without.score
+            lines += ["", f"Only regions {explanation.highlighted}: {only:.3f}. Without them: {without:.3f}."]
+    return "\n".join([*lines, "", f"saved as {printable(', '.join(saved))}"])
 
 
-def _measure_faithfulness(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
-    """Evaluate our maps and other methods on a dataset; print the metrics, plot the curves."""
-    from visualtokens.data import open_dataset
-    from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting, gather
-    from visualtokens.explain.faithfulness import HEADER
+def _value_table(explanation: Explanation) -> str:
+    from visualtokens.explain.cards import INTERVAL
 
-    save = Path(config.save or "faithfulness.png")
-    if save.suffix != ".png":
-        raise UserError(f"the curves are drawn as a picture; end --save {config.save!r} in .png")
-    if not config.data:
-        raise UserError("--faithfulness needs images to measure on; give --data")
-    if config.images < 1:
-        raise UserError(f"images={config.images} must be at least 1")
-    dataset = open_dataset(config.data, config.split, **config.data_options)
-    refuse_overwriting([save], _measured_files(config, dataset))
-    setting = Setting(checkpoint.preprocess, layer=config.layer, of=config.of, batch=config.batch)
-    methods = config.methods or list(METHODS)
-    evaluator = FaithfulnessEvaluator(checkpoint.model, setting, methods=methods, steps=config.steps)
-    images = count(min(config.images, len(dataset)), "image")
-    data = f"{config.data}, split {config.split}, {images}"
-    log_header(config.checkpoint, checkpoint, data=data, out=str(save))
-    unreadable: list[BadImage] = []
-    found = gather(_scores(config, dataset, evaluator, unreadable))
-    warn_unreadable(unreadable)
-    if not found.images:
-        raise Failure(f"none of the images of {config.data} could be read")
-    save.parent.mkdir(parents=True, exist_ok=True)
-    figure = found.plot()
-    write_atomically(save, lambda temporary: figure.savefig(temporary, dpi=160, format="png"))
-    document = {
-        "data": config.data,
-        "split": config.split,
-        "images": found.images,
-        "methods": found.to_dict(),
-        "unreadable": unreadable_as_json(unreadable),
-        "saved": str(save),
-    }
-    head = f"{count(found.images, 'image')}, the predicted class of each; means with their standard errors:"
-    drawn = table(found.rows(), header=HEADER, right=(1, 2, 3, 4))
-    text = f"{head}\n\n{drawn}\n\ncurves saved as {printable(str(save))}"
-    return Result(text, document, code=1 if unreadable else 0)
+    rows = []
+    for number, k in enumerate(explanation.listed, start=1):
+        error = "" if explanation.errors is None else f"± {INTERVAL * explanation.errors[k]:.3f}"
+        rows.append((str(number), f"{explanation.values[k]:+z.3f}", error))
+    return table(rows, header=("region", "value", "95 %"), right=(0, 1, 2))
 
 
-def _measured_files(config: ExplainConfig, dataset: ImageDataset) -> Iterator[str | Path]:
-    """Yield the input files."""
-    yield from checkpoint_files(config.checkpoint)
-    yield from map(dataset.path, range(len(dataset)))
-    if config.masks:
-        yield from Path(config.masks).rglob("*")
-
-
-def _scores(
-    config: ExplainConfig, dataset: ImageDataset, evaluator: FaithfulnessEvaluator, unreadable: list[BadImage]
-) -> Iterator[dict[str, Score]]:
-    import numpy as np
-
-    from visualtokens.data import BadImage
-    from visualtokens.explain.faithfulness import find_mask, read_foreground
-
-    preprocess = evaluator.setting.preprocess
-    chosen = np.linspace(0, len(dataset) - 1, min(config.images, len(dataset))).round().astype(int)
-    for index in track(chosen.tolist(), "evaluate", unit="image", images=one_image):
-        try:
-            image, _ = dataset[index]
-            mask = None
-            if config.masks:
-                mask = read_foreground(find_mask(dataset.path(index), config.masks), preprocess, image.size)
-        except BadImage as bad:
-            unreadable.append(bad)
-        else:
-            yield evaluator.evaluate(preprocess(image), mask)
-
-
-def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int | None) -> Result:
+def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
     """Explain a folder on one page. Images that cannot be explained are listed; the exit code is then 1.
 
     Files that are no images, such as notes or an earlier page, are ignored.
     SIGINT and SIGTERM stop after the current image; the page shows those before it.
     """
-    from visualtokens.explain import explain_folder
+    from visualtokens.explain import explain_images
     from visualtokens.processes import catch_signals
 
     save = config.save or PAGE
     if not save.endswith(".html"):  # checked before the work
         raise UserError(f"a folder is explained on one page; end --save {config.save!r} in .html")
+    if config.animate:
+        raise UserError(f"animate={config.animate!r} shows one image; give an image, not a folder")
+    options = _options(config, checkpoint)
+
+    def explain_one(image: Image.Image, truth: int | None) -> Explanation:
+        return checkpoint.explain(image, **options, truth=truth)
+
     log_header(config.checkpoint, checkpoint, data=config.image, out=save)
     with catch_signals() as stop:
-        gallery = explain_folder(
-            checkpoint.model,
-            config.image,
-            **_options(config, checkpoint, target),
-            stop=stop.__bool__,
-        )
+        gallery = explain_images(config.image, explain_one, classes=checkpoint.classes, stop=stop.__bool__)
     saved = gallery.write(save, origin=_origin(config, checkpoint))
     warn_unreadable(gallery.refused)
     document = {"folder": config.image, **gallery.to_dict(), "saved": str(saved)}
@@ -324,12 +337,10 @@ def _explain_folder(config: ExplainConfig, checkpoint: Checkpoint, target: int |
 
 def _folder_text(gallery: Gallery, saved: str) -> str:
     rows = [
-        (entry.name, f"{entry.probability:.1%}", entry.target, f"{entry.clusters[0][1]:z.1%}")
+        (entry.name, f"{entry.probability:.1%}", entry.target, f"{entry.regions[0][1]:+z.3f}")
         for entry in gallery.entries
     ]
-    head = table(
-        rows, header=("image", "probability", "class", "importance of its top cluster"), right=(1, 3)
-    )
+    head = table(rows, header=("image", "probability", "class", "value of its top region"), right=(1, 3))
     left_out = f", {count(len(gallery.refused), 'image')} left out" if gallery.refused else ""
     ignored = f", {count(len(gallery.ignored), 'other file')} ignored" if gallery.ignored else ""
     explained = f"{count(len(rows), 'image')} explained"
@@ -338,7 +349,8 @@ def _folder_text(gallery: Gallery, saved: str) -> str:
 
 GROUPS = {
     "images and model": ("image", "checkpoint", "size"),
-    "explanation": ("target", "layer", "of", "top", "save"),
+    "explanation": ("target", "against", "object", "top", "save", "animate"),
+    "method": ("method", "regions", "hide", "budget", "layer", "of"),
     "faithfulness": ("faithfulness", "data", "split", "images", "masks", "methods", "steps"),
     "hardware and speed": ("device", "batch"),
 }

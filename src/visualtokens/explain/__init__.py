@@ -6,13 +6,14 @@
 
 from visualtokens.callable_package import make_callable
 from visualtokens.explain.baselines import METHODS, Setting
-from visualtokens.explain.explainer import explain
+from visualtokens.explain.explainer import explain, explain_subject
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.faithfulness import Faithfulness, FaithfulnessEvaluator, Score, gather
-from visualtokens.explain.gallery import Gallery, explain_folder
+from visualtokens.explain.gallery import Gallery, explain_folder, explain_images
 from visualtokens.explain.html import Origin
 from visualtokens.explain.layers import Layer
 from visualtokens.explain.render import overlay
+from visualtokens.explain.subject import Subject
 
 __all__ = [
     "METHODS",
@@ -24,8 +25,11 @@ __all__ = [
     "Origin",
     "Score",
     "Setting",
+    "Subject",
     "explain",
     "explain_folder",
+    "explain_images",
+    "explain_subject",
     "gather",
     "overlay",
 ]

@@ -6,12 +6,11 @@ depends more on the pixel. Grad-CAM and integrated gradients need the extra ``ex
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -23,17 +22,19 @@ from torch import Tensor, nn
 
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError, unknown
-from visualtokens.explain.explainer import MapSource, as_batch, class_probabilities, explain
+from visualtokens.explain.attention_maps import nearest_grid, raw_attention, rollout
+from visualtokens.explain.evidence import path_map, relevance_map
+from visualtokens.explain.explainer import REGIONS, MapSource, explain
 from visualtokens.explain.importance import Floats
-from visualtokens.explain.layers import Attention, form_of, record_attention
+from visualtokens.explain.inputs import as_batch, class_score
 from visualtokens.explain.render import upsample
-from visualtokens.grouping import Grouping, Tap, record_groupings
+from visualtokens.grouping import Tap, record_groupings
 from visualtokens.modes import eval_mode
 from visualtokens.ops import ungroup
 
 Saliency = Callable[[Tensor, int], Floats]
 Grid = tuple[int, int]
-PATH_STEPS = 32  # of integrated gradients
+RISE_CELLS, RISE_SHARE = 7, 0.5  # Petsiuk et al. (2018): 7×7 cells, half of them shown
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Setting:
     layer: int = -1  # of the clusters
     of: MapSource = "groups"  # which maps of the clusters
     batch: int = 16  # images per forward pass
+    budget: int = 96  # forward passes of a method; a backward pass counts as two
     seed: int = 0  # of the random maps
 
 
@@ -61,6 +63,7 @@ def clusters(model: nn.Module, setting: Setting) -> Saliency:
         explanation = explain(
             model,
             x,
+            method="cluster",
             preprocess=setting.preprocess,
             target=target,
             layer=setting.layer,
@@ -72,19 +75,64 @@ def clusters(model: nn.Module, setting: Setting) -> Saliency:
     return saliency
 
 
+def methods_for(model: nn.Module) -> list[str]:
+    """The methods of :data:`METHODS`, without clusters for a model that does not group its patches."""
+    grouped = any(isinstance(module, Tap) for module in model.modules())
+    return [name for name in METHODS if grouped or name != "clusters"]
+
+
+def path(model: nn.Module, setting: Setting) -> Saliency:
+    """The heat map of ``explain``: gradients and attention while the strongest patches are removed."""
+
+    def saliency(x: Tensor, target: int) -> Floats:
+        score = class_score(model, target, against=None, unit="log-odds")
+        heat = path_map(model, x, score)
+        if heat is None:
+            raise UserError(f"{type(model).__name__} has neither attention nor feature maps; leave path out")
+        return upsample(heat, *x.shape[1:])
+
+    return saliency
+
+
+def shapley_regions(model: nn.Module, setting: Setting) -> Saliency:
+    """The Shapley values of regions, per patch."""
+
+    def saliency(x: Tensor, target: int) -> Floats:
+        options: dict[str, Any] = dict(budget=setting.budget, batch=setting.batch, layer=setting.layer)
+        regions = min(REGIONS, setting.budget // 2 - 1)
+        found = explain(
+            model,
+            x,
+            method="shapley",
+            preprocess=setting.preprocess,
+            target=target,
+            regions=regions,
+            path=0,
+            **options,
+        )
+        return upsample(found.saliency(), *x.shape[1:])
+
+    return saliency
+
+
 def integrated_gradients(model: nn.Module, setting: Setting) -> Saliency:
     """Integrated gradients of the probability along the path from a black image, summed over the channels."""
     captum = _library("captum.attr", "captum")
     model = _frozen_copy(model)
     mean, std = torch.tensor(setting.preprocess.mean), torch.tensor(setting.preprocess.std)
     method = captum.IntegratedGradients(lambda x: model(x).softmax(1))
+    steps = max(setting.budget // 3, 1)
 
     def saliency(x: Tensor, target: int) -> Floats:
         images = as_batch(model, x)
         black = (-mean / std).to(images).view(1, 3, 1, 1).expand_as(images)
         with torch.enable_grad():
             attribution = method.attribute(
-                images, black, target=target, n_steps=PATH_STEPS, internal_batch_size=setting.batch
+                images,
+                black,
+                target=target,
+                n_steps=steps,
+                internal_batch_size=setting.batch,
             )  # (1, 3, H, W)
         return attribution[0].sum(0).detach().float().cpu().numpy()
 
@@ -95,12 +143,52 @@ def random_maps(model: nn.Module, setting: Setting) -> Saliency:
     """Random values on a grid of 16-pixel cells, upsampled like cluster maps: the chance level."""
 
     def saliency(x: Tensor, target: int) -> Floats:
-        image = zlib.crc32(x.cpu().numpy().tobytes())  # independent of the order of the images
-        rng = np.random.default_rng([setting.seed, image])
+        rng = np.random.default_rng([setting.seed, _number_of(x)])
         noise = rng.random((max(x.shape[1] // 16, 1), max(x.shape[2] // 16, 1)), dtype=np.float32)
         return upsample(noise, *x.shape[1:])
 
     return saliency
+
+
+def rise(model: nn.Module, setting: Setting) -> Saliency:
+    """RISE (Petsiuk et al., 2018): the mean of random masks, weighted by the probability of what they show.
+
+    A mask is a grid of random cells, one larger than ``RISE_CELLS``, upsampled and cropped at a random place.
+    Hidden pixels have the mean colour.
+    """
+
+    def saliency(x: Tensor, target: int) -> Floats:
+        score = class_score(model, target, against=None, unit="probability")
+        rng = np.random.default_rng([setting.seed, _number_of(x)])
+        heat = torch.zeros(x.shape[1:])
+        left = setting.budget
+        with eval_mode(model), torch.no_grad():
+            while left > 0:
+                masks = torch.stack(
+                    [_rise_mask(x, rng) for _ in range(min(left, setting.batch))]
+                )  # (B, H, W)
+                scores = score(x * masks.unsqueeze(1).to(x.device)).float().cpu()
+                heat += (scores.view(-1, 1, 1) * masks).sum(0)
+                left -= len(masks)
+        return (heat / (setting.budget * RISE_SHARE)).numpy()
+
+    return saliency
+
+
+def _rise_mask(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """``(H, W)``, from 0 to 1."""
+    height, width = x.shape[1:]
+    cell = math.ceil(height / RISE_CELLS), math.ceil(width / RISE_CELLS)
+    cells = torch.from_numpy(rng.random((RISE_CELLS + 1, RISE_CELLS + 1)) < RISE_SHARE).float()
+    size = (RISE_CELLS + 1) * cell[0], (RISE_CELLS + 1) * cell[1]
+    mask = F.interpolate(cells[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+    top, left = rng.integers(cell[0]), rng.integers(cell[1])
+    return mask[top : top + height, left : left + width]
+
+
+def _number_of(x: Tensor) -> int:
+    """A number that depends on the image, so that random choices do not depend on the order of images."""
+    return zlib.crc32(x.cpu().numpy().tobytes())
 
 
 def _library(module: str, package: str) -> ModuleType:
@@ -127,7 +215,7 @@ def grad_cam(model: nn.Module, setting: Setting) -> Saliency:
     """Grad-CAM of the logit."""
     library = _library("pytorch_grad_cam", "grad-cam")
     target_of = _library("pytorch_grad_cam.utils.model_targets", "grad-cam").ClassifierOutputTarget
-    model = _frozen_copy(model)
+    model = _frozen_copy(model).float()  # the library converts to numpy, which has no bfloat16
     prefix = int(getattr(model, "num_prefix_tokens", 0))
 
     def of_patches(x: Tensor, target: int) -> Floats:
@@ -200,145 +288,39 @@ def _to_grid(tokens: Tensor, x: Tensor) -> Tensor:
     return tokens.mT.unflatten(2, nearest_grid(tokens.shape[1], x.shape[1] / x.shape[2]))
 
 
-def nearest_grid(patches: int, aspect: float) -> Grid:
-    """The (h, w) with h · w = ``patches`` whose aspect ratio h / w is nearest to the image's."""
-    rows = [h for h in range(1, patches + 1) if patches % h == 0]
-    best = min(rows, key=lambda h: abs(math.log(h * h / patches / aspect)))
-    return best, patches // best
+# Attention.
 
 
-# Attention rollout (Abnar and Zuidema, 2020), also for patches that attend to clusters or are merged.
-#
-# A block mixes patches by ½ (I + A), where A is its attention, mean over the heads. Rollout is the product of
-# these matrices over all blocks, averaged over the rows that the classifier pools. Starting from that row at
-# the last block needs vector-matrix products only.
-
-Factors = tuple[Tensor, ...]  # A as a product, left to right; the rows of each factor sum to 1
+def last_attention(model: nn.Module, setting: Setting) -> Saliency:
+    """The attention weights of the last layer; the same map for every class."""
+    return lambda x, target: upsample(raw_attention(model, x).cpu().numpy(), *x.shape[1:])
 
 
 def attention_rollout(model: nn.Module, setting: Setting) -> Saliency:
     """Attention rollout; the same map for every class."""
+    return lambda x, target: upsample(rollout(model, x).cpu().numpy(), *x.shape[1:])
+
+
+def attention_relevance(model: nn.Module, setting: Setting) -> Saliency:
+    """Rollout of gradient-weighted attention, of the probability."""
 
     def saliency(x: Tensor, target: int) -> Floats:
-        return upsample(rollout(model, x).cpu().numpy(), *x.shape[1:])
+        score = class_score(model, target, against=None, unit="probability")
+        return upsample(relevance_map(model, x, score), *x.shape[1:])
 
     return saliency
 
 
-def rollout(model: nn.Module, x: Tensor) -> Tensor:
-    """``(h, w)`` on the grid of the first attention: the share of each patch in the pooled feature.
-
-    ``x (3, H, W)`` is a normalised image. Prefix tokens, such as a class token, take part in the product but
-    not in the result.
-    """
-    grouped = any(isinstance(module, Tap) for module in model.modules())
-    recording: contextlib.AbstractContextManager[dict[str, Grouping]]
-    recording = record_groupings(model) if grouped else contextlib.nullcontext({})
-    with eval_mode(model), torch.no_grad(), recording as groupings, record_attention(groupings) as recorded:
-        class_probabilities(model, as_batch(model, x))
-    prefix = int(getattr(model, "num_prefix_tokens", 0))
-    steps = _mixing_steps(recorded, groupings, prefix)
-    if not steps:
-        raise UserError(f"{type(model).__name__} has no attention over patches that rollout could follow")
-    known = {g.grid[0] * g.grid[1]: g.grid for g in groupings.values()}
-
-    def grid_of(patches: int) -> Grid:
-        return known.get(patches) or nearest_grid(patches, x.shape[1] / x.shape[2])
-
-    class_token = prefix > 0 and getattr(model, "global_pool", "token") == "token"
-    row = _pooled_row(steps[-1], prefix, class_token=class_token)
-    for factors in reversed(steps):
-        row = _propagate(row, factors, grid_of, prefix)
-    return row[0, prefix:].unflatten(0, grid_of(row.shape[1] - prefix))
-
-
-def _mixing_steps(
-    recorded: Sequence[Attention], groupings: Mapping[str, Grouping], prefix: int
-) -> list[Factors]:
-    """The factors of every attention through which patches reach patches."""
-    steps: list[Factors] = []
-    previous: str | None = None
-    attended: set[str] = set()  # taps whose clusters the patches attend to
-    for attention in recorded:
-        weights, tap = attention.weights[0], attention.tap  # (N, M)
-        first, previous = tap != previous, tap  # whether it is the first call after its tap
-        if tap is None:
-            steps.append((weights,))
-            continue
-        grouping = groupings[tap]
-        form, tokens, queries = form_of(grouping), grouping.tokens, weights.shape[0]
-        if queries != weights.shape[1]:
-            if form == "soft" and weights.shape == grouping.weights.shape[1:]:
-                attended.add(tap)
-                steps.append((weights, _patches_of_tokens(grouping, prefix=0)))
-        elif form == "hard" and queries == prefix + tokens:
-            through = _tokens_of_patches(grouping, prefix), weights, _patches_of_tokens(grouping, prefix)
-            steps.append(through)
-        elif form == "tessellation" and queries == tokens and first:
-            steps.append((_tokens_of_patches(grouping, 0), weights, _patches_of_tokens(grouping, 0)))
-        elif form != "soft" or queries != tokens or tap in attended:
-            steps.append((weights,))
-        # else visual tokens attend to each other, which mixes no patches here
-    return steps
-
-
-def _tokens_of_patches(grouping: Grouping, prefix: int) -> Tensor:
-    """``(prefix + N, prefix + K)``: the share of each token in a patch."""
-    return _with_prefix(_rows_to_one(grouping.dense()[0].float()), prefix)
-
-
-def _patches_of_tokens(grouping: Grouping, prefix: int) -> Tensor:
-    """``(prefix + K, prefix + N)``: the share of each patch in a token."""
-    return _with_prefix(_rows_to_one(grouping.dense()[0].float().T), prefix)
-
-
-def _rows_to_one(weights: Tensor) -> Tensor:
-    return weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-
-
-def _with_prefix(weights: Tensor, prefix: int) -> Tensor:
-    return torch.block_diag(torch.eye(prefix, device=weights.device), weights) if prefix else weights
-
-
-def _pooled_row(last: Factors, prefix: int, *, class_token: bool) -> Tensor:
-    """``(1, N)``: the weights with which the classifier pools the outputs of the last attention."""
-    queries = last[0].shape[0]
-    row = last[0].new_zeros(1, queries)
-    if class_token:
-        row[0, 0] = 1
-    elif queries < last[-1].shape[1]:  # an attention-pooling head: its queries are what is pooled
-        row[:] = 1 / queries
-    else:
-        row[0, prefix:] = 1 / (queries - prefix)
-    return row
-
-
-def _propagate(row: Tensor, factors: Factors, grid_of: Callable[[int], Grid], prefix: int) -> Tensor:
-    """``row (1, N)`` times ½ (I + A); with the finer patches of an earlier stage, refined to them first."""
-    if factors[0].shape[0] != row.shape[1]:
-        row = _refine(row, factors[0].shape[0], grid_of, prefix)
-    mixed = row
-    for factor in factors:
-        mixed = mixed @ factor
-    if mixed.shape[1] > row.shape[1]:  # an attention-pooling head has no residual connection
-        return mixed
-    if mixed.shape[1] < row.shape[1]:  # keys pooled from several patches each (PVTv2)
-        mixed = _refine(mixed, row.shape[1], grid_of, prefix)
-    return (row + mixed) / 2
-
-
-def _refine(row: Tensor, patches: int, grid_of: Callable[[int], Grid], prefix: int) -> Tensor:
-    """Distribute the weight of each coarse patch evenly over the finer patches it covers."""
-    coarse = row[:, prefix:].unflatten(1, grid_of(row.shape[1] - prefix)).unsqueeze(1)  # (1, 1, h, w)
-    fine = F.interpolate(coarse, size=grid_of(patches - prefix), mode="nearest-exact").flatten(1)
-    return torch.cat((row[:, :prefix], fine * (coarse.sum() / fine.sum())), dim=1)
-
-
 METHODS: dict[str, Callable[[nn.Module, Setting], Saliency]] = {
+    "path": path,
+    "shapley": shapley_regions,
     "clusters": clusters,
+    "attention": last_attention,
+    "rollout": attention_rollout,
+    "relevance": attention_relevance,
     "grad-cam": grad_cam,
     "integrated gradients": integrated_gradients,
-    "rollout": attention_rollout,
+    "rise": rise,
     "random": random_maps,
 }
 """The methods that faithfulness compares, by name."""

@@ -1,259 +1,362 @@
-"""``explain``: run a classifier on an image and measure which of its clusters the answer depends on."""
+"""``explain``: run a classifier on an image and measure which regions its answer depends on."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Literal
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from visualtokens.data import Preprocess
-from visualtokens.data.decode import as_rgb
 from visualtokens.errors import UserError, unknown
-from visualtokens.explain.explanation import Explanation
-from visualtokens.explain.importance import entropy, masked_probabilities, normalise, rank
+from visualtokens.explain.evidence import STEPS, gradient_map, path_cost, path_map
+from visualtokens.explain.explanation import Explanation, Variant
+from visualtokens.explain.hiding import Filler, Hide, make_game, pixel_labels
+from visualtokens.explain.importance import Floats, entropy, masked_probabilities, normalise, rank
+from visualtokens.explain.inputs import (
+    Input,
+    Score,
+    Unit,
+    as_batch,
+    check_class,
+    check_positive,
+    input_like,
+)
 from visualtokens.explain.layers import (
     Attention,
     assignment_of,
+    attention_channels,
     form_of,
     layers_of,
     patch_attention,
     record_attention,
 )
-from visualtokens.explain.render import Box
+from visualtokens.explain.regions import Ints, Regions, consecutive, find_regions, select_layers
+from visualtokens.explain.subject import Subject, class_subject
+from visualtokens.explain.values import Attribution, Game, attribution, greedy, shapley
 from visualtokens.grouping import Grouping, Tap, record_groupings
 from visualtokens.modes import eval_mode
-from visualtokens.progress import count as number_of
 
 MapSource = Literal["groups", "attention"]
-MIN_SIDE = 4  # pixels of the image inside the crop; a heat map over fewer is meaningless
+Method = Literal["shapley", "greedy", "gradient", "cluster"]
+METHOD: Method = "shapley"  # default
+REGIONS, BUDGET = 24, 128  # defaults
+HIGHLIGHTED = 3  # regions of Explanation.only and Explanation.without
 
 
 def explain(
     model: nn.Module,
     image: Image.Image | Tensor,
     *,
+    method: Method = METHOD,
     preprocess: Preprocess | None = None,
     target: int | None = None,
-    layer: int = -1,
+    against: int | None = None,
+    regions: int | Ints = REGIONS,
+    layer: int | Sequence[int] = -1,
+    hide: Hide = "mean",
+    budget: int = BUDGET,
+    unit: Unit = "probability",
+    path: int = STEPS,
+    seed: int = 0,
     top: int = 6,
     of: MapSource = "groups",
     batch: int = 16,
     classes: Sequence[str] | None = None,
     truth: int | None = None,
 ) -> Explanation:
-    """PaCa-ViT, Sec. 3.5: rank the clusters of one layer by how far masking each lowers a class probability.
+    """Which regions of an image the probability of a class depends on.
 
     ``image`` is a PIL image, transformed by ``preprocess`` (default: from the model's ``pretrained_cfg``),
     or a tensor ``(3, H, W)`` normalised in the same way. ``target`` is the class to explain, by default the
-    predicted one; ``truth`` is the true class, if known. ``layer`` counts the model's groupings from the
-    first, or from the last if negative. ``of="attention"`` masks the patches that attend to each cluster
-    instead of those that form it. All clusters are measured, ``batch`` masked copies at a time; the ``top``
-    ones are drawn. ``classes`` are the class names.
+    predicted one; ``against`` another class, to explain why this one and not that; ``truth`` the true class,
+    if known. ``classes`` are the class names. The ``top`` regions are drawn.
+
+    ``method``:
+
+    - "shapley": the share of each region in the score, over all orders in which regions could be shown
+    - "greedy": the order in which hiding regions, one after the other, lowers the score fastest
+    - "gradient": gradient times feature, by one backward pass
+    - "cluster": PaCa-ViT, Sec. 3.5, the drop when one cluster of ``layer`` is masked, for models that group
+
+    Regions come from the model's groupings at ``layer`` (counted from the first, or from the last if
+    negative; several layers are intersected), or from its patch features if it groups nothing. ``regions``
+    is their number, at most, or their labels ``(h, w)`` themselves. ``hide`` is what stands in for hidden
+    regions: "mean" colour, "black", "blur", "inpaint", or "tokens" to remove their tokens inside a vision
+    transformer. ``budget`` is the number of forward passes, ``batch`` of them at a time; a smaller budget
+    gives larger standard errors. The heat map of all patches, which :meth:`Explanation.saliency` returns,
+    comes from gradients and attention while the strongest patches are removed in ``path`` steps; with
+    ``path=0`` it is made of the regions' values. ``unit`` is that of the score: "probability" or "log-odds".
+    ``of="attention"`` lets "cluster" mask the patches that attend to each cluster.
 
     The model's mode, device and gradients are left unchanged.
     """
-    check_positive(top=top, batch=batch)
-    if of not in ("groups", "attention"):
-        raise unknown("of", of, ("groups", "attention"))
-    inputs = prepare(model, image, preprocess)
+    subject = class_subject(
+        model, image, preprocess=preprocess, target=target, against=against, unit=unit, classes=classes
+    )
+    return explain_subject(
+        subject,
+        method=method,
+        regions=regions,
+        layer=layer,
+        hide=hide,
+        budget=budget,
+        path=path,
+        seed=seed,
+        top=top,
+        of=of,
+        batch=batch,
+        classes=classes,
+        truth=truth,
+    )
+
+
+def explain_subject(
+    subject: Subject,
+    *,
+    method: Method = METHOD,
+    regions: int | Ints = REGIONS,
+    layer: int | Sequence[int] = -1,
+    hide: Hide = "mean",
+    budget: int = BUDGET,
+    path: int = STEPS,
+    seed: int = 0,
+    top: int = 6,
+    of: MapSource = "groups",
+    batch: int = 16,
+    classes: Sequence[str] | None = None,
+    truth: int | None = None,
+) -> Explanation:
+    """Which regions of an image the score of a ``subject`` depends on; the options are those of ``explain``.
+
+    The tasks of this library describe what is explained: ``visualtokens.load("run/").explain(image)``.
+    """
+    check_positive(top=top, batch=batch, budget=budget)
+    if method not in get_args(Method):
+        raise unknown("method", method, get_args(Method))
+    check_class(len(subject.probabilities), classes, target=subject.target, truth=truth)
+    model, inputs = subject.model, subject.inputs
     with eval_mode(model), torch.no_grad():
-        probabilities, groupings, recorded = _record(model, inputs.x)
-        check_class(len(probabilities), classes, target=target, truth=truth)
-        target = int(probabilities.argmax()) if target is None else target
-        tap = _select_layer(groupings, layer, type(model).__name__)
-        grouping = groupings[tap]
-        attention = patch_attention(recorded, tap, grouping)  # (K, h, w)
-        maps = grouping.maps()[0].float() if of == "groups" else attention  # (K, h, w)
-        if maps is None:
-            raise UserError(f"no patches attend to the clusters of {tap}; explain it with of='groups'")
-        if not maps.isfinite().all():
-            raise UserError(f"the clusters of {tap} are not finite; check the model's weights and the image")
-        masked = _masked_probabilities(model, inputs, maps, target, batch=batch)  # (K,)
-        importance = probabilities[target] - masked  # (K,)
-        entropies = entropy(maps)  # (K,)
+        groupings, recorded = _record(subject, attention=method == "cluster")
+        if method == "cluster":
+            measured = _clusters(subject, groupings, recorded, layer=layer, of=of, batch=batch)
+        else:
+            found = find_regions(model, as_batch(model, inputs.x), groupings, regions=regions, layer=layer)
+            found = _without_padding(found, inputs)
+            # the heat map of a path needs a gradient in each step; a lost object has none
+            steps = path if subject.kind == "image" else 0
+            options: dict[str, Any] = dict(hide=hide, batch=batch, budget=budget, seed=seed, path=steps)
+            measured = attribute(model, inputs, subject.score, found, method=method, **options)
     return Explanation(
+        **measured,
         image=inputs.image,
         crop_box=inputs.crop_box,
         input_size=(inputs.x.shape[1], inputs.x.shape[2]),
-        probabilities=probabilities.cpu().numpy(),
-        target=target,
+        probabilities=subject.probabilities,
+        target=subject.target,
+        against=subject.against,
         truth=truth,
         classes=None if classes is None else tuple(classes),
-        maps=normalise(maps).cpu().numpy(),
-        importance=importance.cpu().numpy(),
-        entropy=entropies.cpu().numpy(),
-        order=tuple(rank(importance.tolist(), entropies.tolist())),
-        layer=tap,
-        form=form_of(grouping),
-        assignment=assignment_of(grouping),
-        attention=None if attention is None else normalise(attention).cpu().numpy(),
-        of=of,
         layers=layers_of(groupings),
         shown=top,
+        method=method,
+        unit=subject.unit,
+        kind=subject.kind,
+        focus=subject.focus,
     )
 
 
-def _record(model: nn.Module, x: Tensor) -> tuple[Tensor, Mapping[str, Grouping], Sequence[Attention]]:
-    """The class probabilities ``(classes,)`` of ``x (3, H, W)``, the groupings by tap, and the attention."""
-    if not any(isinstance(module, Tap) for module in model.modules()):
-        raise UserError(
-            f"{type(model).__name__} does not group its patches; explain one of visualtokens.list_models(), "
-            "or a timm ViT after visualtokens.reduce"
-        )
-    with record_groupings(model) as groupings, record_attention(groupings, square=False) as recorded:
-        probabilities = class_probabilities(model, as_batch(model, x))[0]
-    return probabilities, groupings, recorded
+def _without_padding(regions: Regions, inputs: Input) -> Regions:
+    """The regions, of which none consists of padding alone: padded patches join the last one before them."""
+    h, w = regions.labels.shape
+    below, right = inputs.padding
+    rows = math.ceil(h * (1 - below / inputs.x.shape[1]))
+    columns = math.ceil(w * (1 - right / inputs.x.shape[2]))
+    if (rows, columns) == (h, w):
+        return regions
+    row, column = np.minimum(np.arange(h), rows - 1), np.minimum(np.arange(w), columns - 1)
+    return Regions(consecutive(regions.labels[row[:, None], column]), regions.source)
 
 
-def _select_layer(groupings: Mapping[str, Grouping], layer: int, kind: str) -> str:
-    """The tap of a layer, counted among those that have tokens.
+def attribute(
+    model: nn.Module,
+    inputs: Input,
+    score: Score,
+    regions: Regions,
+    *,
+    method: Method,
+    hide: Hide,
+    budget: int,
+    batch: int,
+    seed: int = 0,
+    path: int = STEPS,
+) -> dict[str, Any]:
+    """The fields of an :class:`Explanation` that depend on the ``score`` of any task and on the regions.
 
-    Published reduction schedules end with the class token alone, so the last blocks may have none.
+    ``path=0`` leaves the heat map out, for a score without gradients.
     """
-    taps = [tap for tap, grouping in groupings.items() if grouping.tokens]
-    count = len(taps)
-    if not count:
-        raise UserError(f"{kind} has no tokens left on this image; reduce it with a larger keep")
-    if not -count <= layer < count:
-        raise UserError(f"layer={layer}, but {kind} made {count} groupings; give {-count} to {count - 1}")
-    return taps[layer]
-
-
-def _masked_probabilities(
-    model: nn.Module, inputs: Input, maps: Tensor, target: int, *, batch: int
-) -> Tensor:
-    """``(K,)``: the probability of the target with the region of each map ``(K, h, w)`` masked."""
     like = input_like(model)
-
-    def probability(images: Tensor) -> Tensor:
-        return class_probabilities(model, images.to(like.dtype))[:, target]
-
     x, black = inputs.x.to(like.device), inputs.black.to(like.device)
-    return masked_probabilities(probability, x, black, normalise(maps), batch=batch)
+    with torch.no_grad():
+        game = make_game(model, x, regions.labels, score, hide=hide, black=black, batch=batch)
+        heat, passes = None, 0
+        if method == "gradient":
+            heat = gradient_map(model, x, score)  # (h, w)
+            passes = path_cost(0)
+            found = attribution(region_sums(heat, regions))
+        elif method == "greedy":
+            found = greedy(game, budget=budget)
+        else:
+            found = shapley(game, budget=budget, seed=seed)
+        if path and method != "gradient":
+            heat = path_map(model, x, score, steps=path)
+            passes = 0 if heat is None else path_cost(path)
+        full, empty, evaluations = game.full, game.empty, game.evaluations + passes
+        only, without = _variants(game, found, inputs, regions, hide)
+    masks = regions.masks()
+    return dict(
+        maps=masks,
+        values=found.values.astype(np.float32),
+        errors=None if found.errors is None else found.errors.astype(np.float32),
+        entropy=np.log(regions.sizes).astype(np.float32),
+        order=found.order,
+        layer=regions.source,
+        form="hard",
+        regions=regions.labels,
+        hide=hide,
+        full=full,
+        empty=empty,
+        evaluations=evaluations,
+        heat=heat,
+        only=only,
+        without=without,
+    )
 
 
-def class_probabilities(model: nn.Module, x: Tensor) -> Tensor:
-    """``(B, classes)`` for ``x (B, 3, H, W)``."""
-    logits, kind = model(x), type(model).__name__
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
-        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"{kind} returns {got}; explain a classifier that returns (B, classes), classes ≥ 2")
-    if not logits.isfinite().all():
-        raise UserError(f"{kind} returns values that are not finite; check its weights and the image")
-    return logits.float().softmax(1)
+def _variants(
+    game: Game, found: Attribution, inputs: Input, regions: Regions, hide: Hide
+) -> tuple[Variant, Variant]:
+    """The image with its best regions only, and without them."""
+    best = np.zeros(game.players, dtype=bool)
+    best[list(found.order[:HIGHLIGHTED])] = True
+    scores = game(np.stack((best, ~best)))
+    filler = Filler(inputs.x, "mean" if hide == "tokens" else hide, inputs.black)
+    region = pixel_labels(regions.labels, (inputs.x.shape[1], inputs.x.shape[2]))
+    pictures = filler(torch.from_numpy(np.stack((best, ~best)))[:, region].unsqueeze(1))
+    only, without = (
+        Variant(tuple(np.flatnonzero(kept).tolist()), float(value), inputs.picture(picture))
+        for kept, value, picture in zip((best, ~best), scores, pictures, strict=True)
+    )
+    return only, without
 
 
-def input_like(model: nn.Module) -> Tensor:
-    """A tensor with the device and floating type of the model's input."""
-    tensors = chain(model.parameters(), model.buffers())
-    return next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+def region_sums(heat: Floats, regions: Regions) -> Floats:
+    """``(K,)``: the sum of ``heat`` over each region."""
+    labels = regions.labels
+    rows = (np.arange(heat.shape[0]) * labels.shape[0]) // heat.shape[0]
+    columns = (np.arange(heat.shape[1]) * labels.shape[1]) // heat.shape[1]
+    sums = np.bincount(labels[rows[:, None], columns].ravel(), heat.ravel(), minlength=regions.count)
+    return sums.astype(np.float64)
 
 
-def as_batch(model: nn.Module, x: Tensor) -> Tensor:
-    """The image ``x (3, H, W)`` as a batch of one, with the device and type of the model."""
-    like = input_like(model)
-    return x.to(like.device, like.dtype).unsqueeze(0)  # (1, 3, H, W)
+def _record(subject: Subject, *, attention: bool) -> tuple[Mapping[str, Grouping], Sequence[Attention]]:
+    """The groupings by tap, and the attention, of the model on the image."""
+    model, batch = subject.model, as_batch(subject.model, subject.inputs.x)
+    taps = any(isinstance(module, Tap) for module in model.modules())
+    if not taps and not attention:
+        return {}, []
+    with contextlib.ExitStack() as stack:
+        groupings = stack.enter_context(record_groupings(model)) if taps else {}
+        # of a model with taps, only the attention to its clusters is wanted
+        recorder = record_attention(groupings, square=not taps)
+        recorded = stack.enter_context(recorder) if attention else []
+        subject.score(batch)
+    return groupings, recorded
 
 
-def check_class(count: int, classes: Sequence[str] | None, **numbers: int | None) -> None:
-    """Raise :class:`UserError` unless there are ``count`` class names and each given number is a class."""
-    known = number_of(count, "class")
-    if classes is not None and len(classes) != count:
-        raise UserError(f"{number_of(len(classes), 'class name')} for a model of {known}; give one for each")
-    for name, number in numbers.items():
-        if number is not None and not 0 <= number < count:
-            raise UserError(f"{name}={number}, but the model has {known}; give 0 to {count - 1}")
+# PaCa-ViT, Sec. 3.5.
 
 
-def check_positive(**values: int) -> None:
-    """Raise :class:`UserError` for the first value below 1."""
-    for name, value in values.items():
-        if value < 1:
-            raise UserError(f"{name}={value}; give at least 1")
+def _clusters(
+    subject: Subject,
+    groupings: Mapping[str, Grouping],
+    recorded: Sequence[Attention],
+    *,
+    layer: int | Sequence[int],
+    of: MapSource,
+    batch: int,
+) -> dict[str, Any]:
+    """The drop of the score when each cluster of one layer is masked.
 
-
-# The model's input.
-
-
-class TooSmall(UserError):
-    """The model would see only a few pixels of the image."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """The model's input for one image, and the image it came from."""
-
-    x: Tensor  # (3, H, W), normalised, float32
-    black: Tensor  # (3, 1, 1): the normalised value of a black pixel
-    image: Image.Image  # RGB, uncropped
-    crop_box: Box  # the part of the image that x shows
-
-
-def prepare(model: nn.Module, image: Image.Image | Tensor, preprocess: Preprocess | None) -> Input:
-    """Apply ``preprocess``, by default that of the model's timm configuration, to a PIL image.
-
-    A tensor ``(3, H, W)`` is already normalised; its image is recovered from the mean and std.
+    All clusters are measured, ``batch`` masked copies at a time.
     """
-    preprocess = preprocess or preprocess_of(model)
-    mean = torch.tensor(preprocess.mean).view(3, 1, 1)
-    std = torch.tensor(preprocess.std).view(3, 1, 1)
-    if isinstance(image, Image.Image):
-        image = as_rgb(image)
-        box = preprocess.crop_box(*image.size)
-        _check_box(image, box)
-        return Input(preprocess(image), -mean / std, image, box)
-    if isinstance(image, Tensor):
-        x = _checked(image)
-        pixels = (x * std + mean).clamp(0, 1).mul(255).round().byte()  # (3, H, W)
-        recovered = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-        return Input(x, -mean / std, recovered, (0.0, 0.0, float(recovered.width), float(recovered.height)))
-    raise UserError(
-        f"image is a {type(image).__name__}; give a PIL image (visualtokens.data.read_image opens a file) "
-        "or a normalised (3, H, W) tensor"
+    if of not in get_args(MapSource):
+        raise unknown("of", of, get_args(MapSource))
+    if not isinstance(layer, int):
+        raise UserError(f"layer={layer}: method='cluster' masks the clusters of one layer; give one number")
+    if subject.against is not None or subject.unit != "probability":
+        raise UserError("method='cluster' measures the probability of one class; leave against and unit out")
+    inputs, score = subject.inputs, subject.score
+    if groupings:
+        maps, attention, described = _cluster_maps(subject.model, groupings, recorded, layer, of)
+    else:
+        maps, attention, described = _channel_maps(subject, recorded, layer, of)
+    if not maps.isfinite().all():
+        name = described["layer"]
+        raise UserError(f"the clusters of {name} are not finite; check the model's weights and the image")
+    like = input_like(subject.model)
+    x, black = inputs.x.to(like.device), inputs.black.to(like.device)
+    full = float(subject.probabilities[subject.target])
+    drops = full - masked_probabilities(score, x, black, normalise(maps), batch=batch)  # (K,)
+    entropies = entropy(maps)  # (K,)
+    return described | dict(
+        maps=normalise(maps).cpu().numpy(),
+        values=drops.cpu().numpy(),
+        entropy=entropies.cpu().numpy(),
+        order=tuple(rank(drops.tolist(), entropies.tolist())),
+        attention=None if attention is None else normalise(attention).cpu().numpy(),
+        of=of,
+        full=full,
+        evaluations=2 + len(maps),
     )
 
 
-def preprocess_of(model: nn.Module) -> Preprocess:
-    """The size, mean, std and centre crop of the model's timm configuration."""
-    from timm.data import resolve_model_data_config
+def _cluster_maps(
+    model: nn.Module,
+    groupings: Mapping[str, Grouping],
+    recorded: Sequence[Attention],
+    layer: int,
+    of: MapSource,
+) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+    """The maps to mask and the attention to the clusters, both ``(K, h, w)``, and what describes them."""
+    (tap,) = select_layers(groupings, layer, type(model).__name__)
+    grouping = groupings[tap]
+    attention = patch_attention(recorded, tap, grouping)  # (K, h, w)
+    maps = grouping.maps()[0].float() if of == "groups" else attention  # (K, h, w)
+    if maps is None:
+        raise UserError(f"no patches attend to the clusters of {tap}; explain it with of='groups'")
+    return maps, attention, dict(layer=tap, form=form_of(grouping), regions=assignment_of(grouping))
 
-    kind = type(model).__name__
-    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
-    if not config:
+
+def _channel_maps(
+    subject: Subject, recorded: Sequence[Attention], layer: int, of: MapSource
+) -> tuple[Tensor, None, dict[str, Any]]:
+    """PaCa-ViT, Figs. 5 and 6: the columns of an attention matrix of a model that has no clusters."""
+    kind = type(subject.model).__name__
+    if of == "groups":
         raise UserError(
-            f"{kind} has no pretrained_cfg that describes its preprocessing; "
-            "give preprocess=visualtokens.data.Preprocess(...)"
+            f"{kind} does not group its patches; explain it with method='shapley', or after "
+            "visualtokens.reduce, or its attention with of='attention'"
         )
-    data = resolve_model_data_config(model, pretrained_cfg=config)
-    if data["crop_mode"] != "center":
-        raise UserError(
-            f"{kind} uses crop mode {data['crop_mode']!r}, not 'center'; "
-            "give preprocess=visualtokens.data.Preprocess(...) or a tensor with it"
-        )
-    return Preprocess(
-        data["input_size"][1:], data["mean"], data["std"], data["crop_pct"], data["interpolation"]
-    )
-
-
-def _check_box(image: Image.Image, box: Box) -> None:
-    width, height = box[2] - box[0], box[3] - box[1]
-    if min(width, height) < MIN_SIDE:
-        raise TooSmall(
-            f"the image has {image.width}×{image.height} pixels, of which the model sees "
-            f"{width:.3g}×{height:.3g}: too few to explain, give a larger one"
-        )
-
-
-def _checked(image: Tensor) -> Tensor:
-    if image.ndim != 3 or image.shape[0] != 3:
-        raise UserError(f"image has shape {tuple(image.shape)}; give one image as a (3, H, W) tensor")
-    if not image.is_floating_point():
-        raise UserError(f"image is a {image.dtype} tensor; give normalised floats, or a PIL image")
-    if not image.isfinite().all():
-        raise UserError("image has values that are not finite; check how it was normalised")
-    return image.detach().float().cpu()
+    channels = attention_channels(recorded, (subject.inputs.x.shape[1], subject.inputs.x.shape[2]))
+    if not -len(channels) <= layer < len(channels):
+        raise UserError(f"layer={layer}, but {kind} has {len(channels)} attention layers over its patches")
+    position = layer % len(channels)
+    maps = channels[position]  # (M, h, w)
+    assignment = maps.argmax(0).cpu().numpy()
+    return maps, None, dict(layer=f"attention {position + 1}", form="soft", regions=assignment)

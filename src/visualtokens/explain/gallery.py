@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from PIL import Image
 from torch import nn
 
 from visualtokens.data import BadImage, Preprocess, read_image
 from visualtokens.data.decode import EXTENSIONS
 from visualtokens.errors import UserError
 from visualtokens.explain import html
-from visualtokens.explain.explainer import MapSource, TooSmall, explain
+from visualtokens.explain.cards import card, how_to_read, key
+from visualtokens.explain.explainer import explain
 from visualtokens.explain.explanation import Explanation
+from visualtokens.explain.inputs import NotExplainable
 from visualtokens.explain.render import data_uri, resize_for_display
 from visualtokens.progress import one_image, track
 
@@ -47,7 +50,7 @@ class Entry:
     truth: str | None
     truth_probability: float | None
     about: str
-    clusters: tuple[tuple[int, float], ...]  # the top clusters and their importance
+    regions: tuple[tuple[int, float], ...]  # the top regions or clusters and their values
     card: str  # HTML
     thumbnail: str  # data URI
 
@@ -73,6 +76,8 @@ class Gallery:
     refused: list[BadImage] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)  # files that are no images by their names
     not_reached: int = 0  # files left when the run was interrupted
+    legend: tuple[str, str] = ("", "")  # how to read the explanations, and the key of their colours (HTML)
+    checkable: bool = True  # whether images have a true class: not those of segmenters and detectors
 
     @property
     def files(self) -> int:
@@ -101,6 +106,8 @@ class Gallery:
 
     def add(self, explanation: Explanation, name: str) -> None:
         """Append an explained image."""
+        self.legend = how_to_read(explanation), key(explanation)
+        self.checkable = explanation.kind == "image"
         width, height = explanation.image.size
         small, _ = resize_for_display(explanation.image, explanation.crop_box, side=THUMBNAIL)
         predicted, truth = explanation.predicted, explanation.truth
@@ -114,8 +121,8 @@ class Gallery:
                 truth=None if truth is None else explanation.class_name(truth),
                 truth_probability=None if truth is None else float(explanation.probabilities[truth]),
                 about=explanation.about,
-                clusters=tuple((k, float(explanation.importance[k])) for k in explanation.top),
-                card=html.card(explanation, name=name, note=f"({width}×{height})", side=SIDE),
+                regions=tuple((k, float(explanation.values[k])) for k in explanation.top),
+                card=card(explanation, name=name, note=f"({width}×{height})", side=SIDE),
                 thumbnail=data_uri(small),
             )
         )
@@ -126,8 +133,8 @@ class Gallery:
         if self.entries:
             items, options = self._items()
             index, css = _index(items, options)
-            body += [index, html.section("How to read the maps", html.CLUSTERS, html.colour_key())]
-            body += _parts(items)
+            body += [index, html.section("How to read this page", *self.legend)]
+            body += _parts(items, checkable=self.checkable)
         if self.refused:
             lines = [f"{bad.path}: {bad.reason}" for bad in self.refused]
             intro = "Images that could not be explained, and why."
@@ -180,7 +187,7 @@ class Gallery:
                 "truth": entry.truth,
                 "truth_probability": entry.truth_probability,
                 "about": entry.about,
-                "clusters": [{"cluster": k, "importance": value} for k, value in entry.clusters],
+                "regions": [{"region": k, "value": value} for k, value in entry.regions],
             }
             for entry in self.entries
         ]
@@ -226,10 +233,12 @@ def _index(items: Sequence[_Item], options: Sequence[html.Choice]) -> tuple[str,
     return html.section("Index", intro, form + html.index(links), anchor="index"), css
 
 
-def _parts(items: Sequence[_Item]) -> list[str]:
+def _parts(items: Sequence[_Item], *, checkable: bool) -> list[str]:
     """A section for each verdict that occurs."""
     parts = []
     for verdict, (heading, intro) in PARTS.items():
+        if not checkable:
+            heading, intro = "Images", "One object or one class of each image is explained."
         found = [item for item in items if item.entry.verdict == verdict]
         cards = "".join(html.item(anchor, entry.card, kind=kind) for anchor, kind, entry in found)
         if found:
@@ -265,22 +274,34 @@ def explain_folder(
     folder: str | Path,
     *,
     preprocess: Preprocess | None = None,
-    target: int | None = None,
-    layer: int = -1,
-    top: int = 6,
-    of: MapSource = "groups",
-    batch: int = 16,
     classes: Sequence[str] | None = None,
     progress: bool | None = None,
     stop: Callable[[], bool] = lambda: False,
+    **options: Any,
 ) -> Gallery:
-    """Explain every image in a folder and its subfolders; the options are those of ``explain``.
+    """Explain every image in a folder and its subfolders; ``options`` are those of ``explain``.
 
     The true class of an image is that of its parent folder, if it is named after one of the ``classes``.
     Images that cannot be explained are collected in ``refused``, files that are no images in ``ignored``.
     ``progress`` shows a bar; None shows it on a terminal and logs the progress elsewhere. Between two images,
     ``stop()`` ends the work.
     """
+
+    def explain_one(image: Image.Image, truth: int | None) -> Explanation:
+        return explain(model, image, preprocess=preprocess, classes=classes, truth=truth, **options)
+
+    return explain_images(folder, explain_one, classes=classes or (), progress=progress, stop=stop)
+
+
+def explain_images(
+    folder: str | Path,
+    explain_one: Callable[[Image.Image, int | None], Explanation],
+    *,
+    classes: Sequence[str],
+    progress: bool | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Gallery:
+    """:func:`explain_folder` with any function of an RGB image and its true class, if that is known."""
     gallery = Gallery(Path(folder).resolve().name)
     files = find_files(folder)
     for path in track(files, "explain", unit="file", images=one_image, shown=progress):
@@ -289,24 +310,13 @@ def explain_folder(
             break
         name = str(path.relative_to(folder))
         try:
-            explanation = explain(
-                model,
-                read_image(path),
-                preprocess=preprocess,
-                target=target,
-                layer=layer,
-                top=top,
-                of=of,
-                batch=batch,
-                classes=classes,
-                truth=class_of(path, classes or ()),
-            )
+            explanation = explain_one(read_image(path), class_of(path, classes))
         except BadImage as bad:
             if is_named_as_image(path):
                 gallery.refused.append(BadImage(name, bad.reason))
             else:
                 gallery.ignored.append(name)
-        except TooSmall as error:
+        except NotExplainable as error:
             gallery.refused.append(BadImage(name, str(error)))
         else:
             gallery.add(explanation, name)

@@ -1,4 +1,4 @@
-"""HTML pages that need no script, file or network: the page of one explanation, and the parts of others.
+"""Parts of HTML pages that need no script, file or network.
 
 Functions take plain text and return HTML; all escaping happens here.
 """
@@ -16,50 +16,12 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from visualtokens.errors import UserError
-from visualtokens.explain.explanation import Explanation
-from visualtokens.explain.render import (
-    colour_stops,
-    data_uri,
-    draw_cluster,
-    draw_layer,
-    drawn_layers,
-    format_change,
-    frame_crop,
-    layer_counts,
-    module_name,
-    overlay,
-    resize_for_display,
-)
 from visualtokens.files import write_atomically
 from visualtokens.tables import printable
 
 KeyFigure = tuple[str, str, str]  # label, value, note
-SIDE = 384  # pixels of an image's longer side: sharp on a phone, small in a page of many
 MAX_EXTENSION = 6  # characters, as in .jpeg; a longer one is part of the name
 LONG_WORD = 16  # characters; shorter words are not broken
-
-CLUSTERS = (
-    "The model groups the patches of an image into clusters; each heat map shows one cluster. Its region is "
-    "masked with black and the model runs again: the further the probability drops, the more the prediction "
-    "depends on the cluster. Clusters are sorted by importance. A bar is the probability; its dark end is "
-    "the part that masking removes (blue) or adds (orange)."
-)
-ATTENTION_CLUSTERS = (
-    "Every patch attends to a few clusters; each heat map shows the patches that attend to one cluster. They "
-    "are masked with black and the model runs again: the further the probability drops, the more the "
-    "prediction depends on them. Clusters are sorted by importance."
-)
-ATTENTION = (
-    "How strongly the patches attend to each cluster: brighter is stronger (patch-to-cluster attention, mean "
-    "over the heads)."
-)
-LAYERS = {
-    "tessellation": "The borders of the super tokens in each layer, and their number. Each patch is drawn as "
-    "part of the super token with the largest weight on it.",
-    "hard": "The tokens left in each layer, and their number. The patches of a token are filled with their "
-    "mean colour; dropped patches are dark.",
-}
-TOKEN_NAMES = {"soft": "Clusters", "tessellation": "Super tokens", "hard": "Tokens"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,41 +31,6 @@ class Origin:
     model: str = ""
     checkpoint: str = ""  # shown as it is; a path may name the machine or its user
     date: datetime.date | None = None
-
-
-def explanation_page(explanation: Explanation, *, origin: Origin | None = None) -> str:
-    """The page of one explanation."""
-    name = explanation.class_name(explanation.target)
-    p = float(explanation.probabilities[explanation.target])
-    grid = " × ".join(map(str, explanation.maps.shape[1:]))
-    figures = [
-        ("Class", name, explanation.about),
-        ("Probability", f"{p:.2f}", "of this class"),
-        (
-            TOKEN_NAMES[explanation.form],
-            str(len(explanation.order)),
-            f"on a grid of {grid} patches, in {module_name(explanation.layer)}",
-        ),
-    ]
-    title = _question(explanation)
-    intro = CLUSTERS if explanation.of == "groups" else ATTENTION_CLUSTERS
-    body = [header(title, figures), section("Cluster importance", intro, colour_key() + card(explanation))]
-    if explanation.attention is not None and explanation.of == "groups":
-        body.append(section("Attention to the clusters", ATTENTION, _attention_strip(explanation)))
-    if explanation.layers:
-        intro = LAYERS[explanation.layers[-1].form]
-        body.append(section("Tokens of each layer", intro, _layer_strip(explanation)))
-    body.append(section("Class probabilities", "The most probable classes.", _class_table(explanation)))
-    return page(title, body, origin=origin)
-
-
-def _question(explanation: Explanation) -> str:
-    target = explanation.class_name(explanation.target)
-    if not explanation.target_is_prediction:
-        return f"What speaks for “{target}”?"
-    if explanation.truth in (None, explanation.target):
-        return f"Why “{target}”?"
-    return f"Why “{target}” and not “{explanation.class_name(explanation.truth)}”?"
 
 
 # Parts of every page.
@@ -127,8 +54,8 @@ def style() -> str:
 
 
 def _footer(origin: Origin) -> str:
-    parts = [f"Model {_wrappable(origin.model)}"] if origin.model else []
-    parts += [f"Checkpoint {_wrappable(origin.checkpoint)}"] if origin.checkpoint else []
+    parts = [f"Model {wrappable(origin.model)}"] if origin.model else []
+    parts += [f"Checkpoint {wrappable(origin.checkpoint)}"] if origin.checkpoint else []
     if origin.date is not None:
         day = origin.date.isoformat()
         parts.append(f'<time datetime="{day}">{day}</time>')
@@ -150,12 +77,12 @@ def write_page(path: str | Path, text: str) -> Path:
 def header(title: str, figures: Sequence[KeyFigure]) -> str:
     """The title and the key figures below it."""
     cells = "".join(
-        f'<div><dt>{escape(label)}</dt><dd class="value">{_wrappable(value)}</dd>'
+        f'<div><dt>{escape(label)}</dt><dd class="value">{wrappable(value)}</dd>'
         f'<dd class="note">{escape(note)}</dd></div>\n'
         for label, value, note in figures
     )
     row = f'<dl class="figures">\n{cells}</dl>\n' if figures else ""
-    return f"<header>\n<h1>{_wrappable(title)}</h1>\n{row}</header>\n"
+    return f"<header>\n<h1>{wrappable(title)}</h1>\n{row}</header>\n"
 
 
 def section(title: str, intro: str, body: str, *, anchor: str = "", kind: str = "") -> str:
@@ -182,96 +109,22 @@ def file_name(name: str) -> str:
     """A file name that wraps after separators, but not inside or just before its extension."""
     extension = PurePosixPath(name).suffix
     if not extension or len(extension) > MAX_EXTENSION:
-        return _wrappable(name)
+        return wrappable(name)
     stem = name.removesuffix(extension)
     last = re.split(r"[/_-]", stem)[-1]
     kept = len(last) if 0 < len(last) <= 8 else min(len(stem), 4)  # characters that stay with the extension
     before, end = stem[: len(stem) - kept], stem[len(stem) - kept :] + extension
     wrap = "<wbr>" if before else ""
-    return f'{_wrappable(before)}{wrap}<span class="nowrap">{escape(end)}</span>'
+    return f'{wrappable(before)}{wrap}<span class="nowrap">{escape(end)}</span>'
 
 
-def _wrappable(text: str) -> str:
+def wrappable(text: str) -> str:
     """Text with break opportunities after the separators of long words; copying it adds no character."""
     words = (
         re.sub(r"(?<=\w)([/_-]+)(?=\w)", r"\1<wbr>", escape(word)) if len(word) >= LONG_WORD else escape(word)
         for word in re.split(r"(\s+)", text)
     )
     return "".join(words)
-
-
-# Parts that show explanations.
-
-
-def colour_key() -> str:
-    """The legend of the heat maps."""
-    gradient = ", ".join(colour_stops())
-    return (
-        '<p class="key"><span>outside the cluster</span>'
-        f'<i style="background: linear-gradient(90deg, {gradient})"></i><span>inside</span></p>\n'
-    )
-
-
-def card(explanation: Explanation, *, name: str = "", note: str = "", side: int = SIDE) -> str:
-    """The image with its prediction, and the top clusters by decreasing importance.
-
-    ``note`` is shown after the ``name`` of the image's file.
-    """
-    image, box = resize_for_display(explanation.image, explanation.crop_box, side=side)
-    clusters = []
-    for position, k in enumerate(explanation.top, start=1):
-        drawn = draw_cluster(explanation, k, image, box)
-        clusters.append(_cluster(explanation, k, position, data_uri(drawn)))
-    alt = f"{name or 'The image'}, predicted as {explanation.class_name(explanation.predicted)}"
-    return (
-        '<article class="sample">\n<div class="subject">\n'
-        f'<img src="{data_uri(frame_crop(image, box))}" alt="{escape(alt)}">\n'
-        f'<div class="prediction">\n{_prediction(explanation, name, note)}</div>\n</div>\n'
-        f'<ol class="clusters">\n{"".join(clusters)}</ol>\n</article>\n'
-    )
-
-
-def _prediction(explanation: Explanation, name: str, note: str) -> str:
-    predicted, truth = explanation.predicted, explanation.truth
-
-    def named(number: int) -> str:
-        probability = _probability(float(explanation.probabilities[number]))
-        return f"{_wrappable(explanation.class_name(number))} <b>{probability}</b>"
-
-    lines = [f'<p class="class">{named(predicted)}</p>\n']
-    if truth is None:
-        lines.append('<p class="aside">true class unknown</p>\n')
-    elif truth == predicted:
-        lines.append('<p class="truth correct">✓ correct</p>\n')
-    else:
-        lines.append(f'<p class="truth wrong">✗ true class: {named(truth)}</p>\n')
-    if not explanation.target_is_prediction:
-        target = _wrappable(explanation.class_name(explanation.target))
-        p = _probability(float(explanation.probabilities[explanation.target]))
-        lines.append(f'<p class="aside">explained class: {target} ({p})</p>\n')
-    if name:
-        after = f' <span class="nowrap">{escape(note)}</span>' if note else ""
-        lines.append(f'<p class="aside">{file_name(name)}{after}</p>\n')
-    return "".join(lines)
-
-
-def _probability(p: float) -> str:
-    return "&lt; 0.01" if p < 0.005 else f"{p:.2f}"
-
-
-def _cluster(explanation: Explanation, k: int, position: int, source: str) -> str:
-    before, after = float(explanation.probabilities[explanation.target]), explanation.masked_probability(k)
-    change = format_change(explanation, k)
-    word = {"−": "drop in probability", "+": "rise in probability"}.get(change[0], "negligible change")
-    alt = (
-        f"Cluster {k}, number {position} in importance: "
-        f"masking it changes the probability from {before:.2f} to {after:.2f}"
-    )
-    difference = ("lost" if after <= before else "gained", abs(before - after))
-    return (
-        f'<li><img src="{source}" alt="{escape(alt)}"><p class="change"><b>{change}</b>{word}</p>'
-        f"{_bar(('kept', min(before, after)), difference)}</li>\n"
-    )
 
 
 # Parts of a page of many images.
@@ -286,7 +139,7 @@ def index_link(anchor: str, source: str, caption: str, *, alt: str, kind: str) -
     """A small picture with a caption that links to an anchor; ``kind`` are its CSS classes."""
     return (
         f'<li class="{kind}"><a href="#{anchor}"><img src="{source}" alt="{escape(alt)}">'
-        f"<span>{_wrappable(caption)}</span></a></li>\n"
+        f"<span>{wrappable(caption)}</span></a></li>\n"
     )
 
 
@@ -330,50 +183,7 @@ def choices(options: Sequence[Choice]) -> tuple[str, str]:
     return form, "".join(rules)
 
 
-# Parts of the page of one explanation.
-
-
-def _layer_strip(explanation: Explanation) -> str:
-    image, box = resize_for_display(explanation.image, explanation.crop_box, side=SIDE)
-    items = []
-    for layer in drawn_layers(explanation):
-        name = module_name(layer.name)
-        source = data_uri(draw_layer(layer, image, box))
-        items.append(_captioned(source, str(layer.tokens), name, alt=f"{name}: {layer_counts(layer)}"))
-    return f'<ol class="clusters strip">\n{"".join(items)}</ol>\n'
-
-
-def _attention_strip(explanation: Explanation) -> str:
-    assert explanation.attention is not None
-    image, box = resize_for_display(explanation.image, explanation.crop_box, side=SIDE)
-    items = []
-    for k in explanation.top:
-        source = data_uri(overlay(image, explanation.attention[k], box=box))
-        alt = f"Attention of the patches to cluster {k}"
-        items.append(_captioned(source, format_change(explanation, k), f"cluster {k}", alt=alt))
-    return f'<ol class="clusters strip">\n{"".join(items)}</ol>\n'
-
-
-def _captioned(source: str, value: str, caption: str, *, alt: str) -> str:
-    return (
-        f'<li><img src="{source}" alt="{escape(alt)}">'
-        f'<p class="change"><b>{escape(value)}</b>{escape(caption)}</p></li>\n'
-    )
-
-
-def _class_table(explanation: Explanation, *, count: int = 5) -> str:
-    """The most probable classes with a bar each."""
-    best = explanation.probabilities.argsort(kind="stable")[::-1][:count].tolist()
-    rows = "".join(
-        f'<tr><th scope="row">{escape(explanation.class_name(c))}</th>'
-        f'<td class="number">{explanation.probabilities[c]:.3f}</td>'
-        f'<td class="track">{_bar(("lost", float(explanation.probabilities[c])))}</td></tr>\n'
-        for c in best
-    )
-    return f'<div class="wide"><table class="list">\n<tbody>\n{rows}</tbody>\n</table></div>\n'
-
-
-def _bar(*parts: tuple[str, float]) -> str:
+def bar(*parts: tuple[str, float]) -> str:
     """A bar of adjacent parts: the CSS class and the share, 0 to 1, of each."""
     inside = "".join(f'<i class="{kind}" style="width: {100 * share:.1f}%"></i>' for kind, share in parts)
     return f'<div class="bar">{inside}</div>'

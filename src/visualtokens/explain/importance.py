@@ -87,6 +87,10 @@ def combine(maps: Floats, importance: Floats) -> Floats:
 
     Clusters of negative importance count as zero. If no cluster supports the class, the map is zero.
     """
-    total = np.tensordot(np.maximum(importance, 0), maps, axes=1)  # (h, w)
-    low, high = total.min(), total.max()
-    return (total - low) / (high - low) if high > low else np.zeros_like(total)
+    return scale(np.tensordot(np.maximum(importance, 0), maps, axes=1))  # (h, w)
+
+
+def scale(heat: Floats) -> Floats:
+    """``(h, w)`` from 0 to 1; zeros for a constant map."""
+    low, high = heat.min(), heat.max()
+    return (heat - low) / (high - low) if high > low else np.zeros_like(heat)

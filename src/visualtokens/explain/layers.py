@@ -72,27 +72,31 @@ SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)
 class Attention:
     """The weights of one attention call."""
 
-    weights: Tensor  # (B, N, M) of N queries over M keys, mean over the heads
+    weights: Tensor  # (B, N, M) of N queries over M keys, mean over the heads; (B, heads, N, M) with a graph
     tap: str | None  # the last tap reached before the call
 
 
 @contextlib.contextmanager
-def record_attention(groupings: dict[str, Grouping], *, square: bool = True) -> Iterator[list[Attention]]:
+def record_attention(
+    groupings: dict[str, Grouping], *, square: bool = True, graph: bool = False
+) -> Iterator[list[Attention]]:
     """Collect the attention weights of the calling thread's forward passes inside the block, in order.
 
     ``groupings`` is the dictionary that :func:`~visualtokens.record_groupings` is filling, or an empty one.
-    ``square=False`` leaves out calls with as many queries as keys, which need the most memory.
+    ``square=False`` leaves out calls with as many queries as keys, which need the most memory. ``graph=True``
+    keeps the weights of every head, as the part of the autograd graph through which the output is computed.
     """
-    recorder = _AttentionRecorder(groupings, square=square)
+    recorder = _AttentionRecorder(groupings, square=square, graph=graph)
     with recorder:
         yield recorder.recorded
 
 
 class _AttentionRecorder(TorchFunctionMode):
-    def __init__(self, groupings: dict[str, Grouping], *, square: bool) -> None:
+    def __init__(self, groupings: dict[str, Grouping], *, square: bool, graph: bool) -> None:
         super().__init__()
         self.groupings = groupings
         self.square = square
+        self.graph = graph
         self.recorded: list[Attention] = []
 
     def __torch_function__(
@@ -103,15 +107,16 @@ class _AttentionRecorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            self._record_fused(*args, **kwargs)
-        elif func in SOFTMAX and out.ndim == 4 and _softmax_dim(*args, **kwargs) in (-1, 3):
-            self._record(out.detach().float())
+            return self._fused(func, *args, **kwargs)
+        out = func(*args, **kwargs)
+        if func in SOFTMAX and out.ndim == 4 and _softmax_dim(*args, **kwargs) in (-1, 3):
+            self._record(out if self.graph else out.detach().float())
         return out
 
-    def _record_fused(
+    def _fused(
         self,
+        func: Callable[..., Tensor],
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -120,16 +125,21 @@ class _AttentionRecorder(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> None:
-        if is_causal or enable_gqa:  # language models only
-            return
-        if self._wanted(query.shape[-2], key.shape[-2]):
-            self._record(_weights(query, key, attn_mask, scale))
+    ) -> Tensor:
+        wanted = self._wanted(query.shape[-2], key.shape[-2])
+        if wanted and not (is_causal or enable_gqa):  # those are of language models only
+            if self.graph:
+                weights = _weights(query, key, attn_mask, scale)
+                self._record(weights)
+                return weights.to(value.dtype) @ value
+            self._record(_weights(query.detach(), key.detach(), attn_mask, scale))
+        return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     def _record(self, weights: Tensor) -> None:
         """Store ``weights (B, heads, N, M)``."""
         if self._wanted(*weights.shape[2:]):
-            self.recorded.append(Attention(weights.mean(1), next(reversed(self.groupings), None)))
+            kept = weights if self.graph else weights.mean(1)
+            self.recorded.append(Attention(kept, next(reversed(self.groupings), None)))
 
     def _wanted(self, queries: int, keys: int) -> bool:
         return self.square or queries != keys
@@ -142,7 +152,7 @@ def _softmax_dim(*args: Any, dim: int | None = None, **kwargs: Any) -> int | Non
 
 def _weights(query: Tensor, key: Tensor, attn_mask: Tensor | None, scale: float | None) -> Tensor:
     """softmax(q kᵀ · scale + mask) ``(B, heads, N, M)``, as fused attention computes it."""
-    query, key = query.detach().float(), key.detach().float()  # (B, heads, N, D), (B, heads, M, D)
+    query, key = query.float(), key.float()  # (B, heads, N, D), (B, heads, M, D)
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, heads, N, M)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         logits = logits.masked_fill(~attn_mask, -torch.inf)
@@ -162,3 +172,20 @@ def patch_attention(recorded: Sequence[Attention], tap: str, grouping: Grouping)
         if attention.tap == tap and attention.weights.shape[1:] == shape:
             return attention.weights[0].T.unflatten(1, grouping.grid)  # (K, h, w)
     return None
+
+
+def attention_channels(recorded: Sequence[Attention], size: tuple[int, int]) -> list[Tensor]:
+    """``(M, h, w)`` of each attention of patches: how they attend to each of M keys, such as PVTv2's.
+
+    ``size`` (H, W) is that of the image. Calls whose queries are not the patches of its grid are left out:
+    a class token is among them, or they are those of a window.
+    """
+    found = []
+    for attention in recorded:
+        queries = attention.weights.shape[1]
+        h = round((queries * size[0] / size[1]) ** 0.5)
+        if len(attention.weights) == 1 and h and h * (queries // h) == queries and size[0] % h == 0:
+            w = queries // h
+            if size[0] * w == size[1] * h:
+                found.append(attention.weights[0].T.unflatten(1, (h, w)))
+    return found

@@ -1,4 +1,4 @@
-"""Drawing on images: heat maps, token borders and mosaics, and figures of them.
+"""Drawing on images: heat maps, token borders and mosaics, numbered regions.
 
 Heat is drawn with a perceptually uniform colour map over the greyscale image, at one strength everywhere. So
 lighter always means more heat, also in greyscale print and for colour-blind readers.
@@ -11,23 +11,17 @@ from __future__ import annotations
 
 import base64
 import io
-import math
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from visualtokens.errors import UserError
 from visualtokens.explain.importance import Floats
 from visualtokens.explain.layers import Ints, Layer
-from visualtokens.tables import printable
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from visualtokens.explain.explanation import Explanation
 
 Box = tuple[float, float, float, float]
@@ -41,6 +35,9 @@ LINE_SCALE = 480  # a border is drawn one pixel wider on either side per this ma
 MAX_ASPECT = 4  # of a drawn image; a longer one is cut to the part around the crop
 MAX_LAYERS = 12  # in one figure or page
 OUTSIDE = -2  # the label of a pixel outside the box
+FOR, AGAINST = (38, 110, 205), (206, 84, 20)  # discs of regions that raise and lower the score
+FOCUS = (255, 214, 10)  # the outline of the area or object that is explained
+SHADE = 0.45  # brightness of regions that are not numbered
 
 
 # From the patch grid to pixels.
@@ -224,7 +221,97 @@ def data_uri(image: Image.Image) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
+# Numbered regions.
+
+
+def draw_regions(
+    image: Image.Image, regions: Ints, numbered: Sequence[tuple[int, bool]], *, box: Box
+) -> Image.Image:
+    """The image with some of its ``regions (h, w)`` lit, outlined and numbered from 1; the others are shaded.
+
+    ``numbered`` are the regions in the order of their numbers, each with whether it raises the score.
+    """
+    labels = place_labels(regions, box, image.size)  # (H, W)
+    chosen = [k for k, _ in numbered]
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32)  # (H, W, 3)
+    grey = pixels.mean(2, keepdims=True)
+    lit = np.isin(labels, chosen)[..., None]
+    shaded = Image.fromarray(np.where(lit, pixels, SHADE * (pixels + grey) / 2).round().astype(np.uint8))
+    drawn = draw_borders(shaded, np.where(np.isin(regions, chosen), regions, -1), box=box)
+    radius = max(max(image.size) / 30, 7)
+    placed: list[Floats] = []
+    for number, (k, raises) in enumerate(numbered, start=1):
+        places = _disc_places(inner_cells(regions == k), regions.shape, box, image.size, radius)  # (n, 2)
+        free = [one for one in places if all(np.hypot(*(one - other)) > 2 * radius for other in placed)]
+        placed.append(free[0] if free else places[0])
+        _draw_number(drawn, number, placed[-1], radius, FOR if raises else AGAINST)
+    return drawn
+
+
+def _disc_places(
+    cells: Ints, grid: tuple[int, ...], box: Box, size: tuple[int, int], radius: float
+) -> Floats:
+    """``(n, 2)``: x and y of the cells ``(n, 2)``, moved so that a disc stays inside the image."""
+    share = (cells[:, ::-1] + 0.5) / np.array(grid[::-1])  # x, y from 0 to 1
+    at = np.array(box[:2]) + share * (np.array(box[2:]) - np.array(box[:2]))
+    return np.clip(at, radius + 1, np.maximum(np.array(size) - radius - 2, radius + 1))
+
+
+def inner_cells(mask: Bools) -> Ints:
+    """``(n, 2)``: row and column of the cells of ``mask (h, w)``, the farthest from its border first.
+
+    Of cells that are equally far, the one nearest to their middle comes first.
+    """
+    depth = np.zeros(mask.shape, dtype=int)
+    left = np.pad(mask, 1)
+    while left.any():
+        depth += left[1:-1, 1:-1]
+        inner = left[1:-1, 1:-1] & left[:-2, 1:-1] & left[2:, 1:-1] & left[1:-1, :-2] & left[1:-1, 2:]
+        left = np.pad(inner, 1)
+    cells = np.argwhere(mask)
+    depths = depth[mask]
+    middle = cells[depths == depths.max()].mean(0)
+    return cells[np.lexsort((((cells - middle) ** 2).sum(1), -depths))]
+
+
+def _draw_number(
+    image: Image.Image, number: int, at: Floats, radius: float, colour: tuple[int, int, int]
+) -> None:
+    """Draw a number on a disc, in place."""
+    x, y = at.tolist()
+    pen = ImageDraw.Draw(image)
+    disc = (x - radius, y - radius, x + radius, y + radius)
+    pen.ellipse(disc, fill=colour, outline="white", width=max(round(radius / 8), 1))
+    font = ImageFont.load_default(radius * 1.35)
+    pen.text((x, y), str(number), fill="white", font=font, anchor="mm")
+
+
+def draw_focus(image: Image.Image, focus: Bools, *, box: Box) -> Image.Image:
+    """Outline the ``focus (H, W)``, the area or object that is explained, in yellow."""
+    border = _border(place_labels(focus.astype(int), box, image.size))  # (H, W)
+    width = max(round(max(image.size) / LINE_SCALE), 1)
+    pixels = np.asarray(image.convert("RGB")).copy()
+    pixels[_dilate(border, width + 1)] = 20
+    pixels[_dilate(border, width)] = FOCUS
+    return Image.fromarray(pixels)
+
+
 # Explanations.
+
+
+def draw_numbered(explanation: Explanation, image: Image.Image, box: Box) -> Image.Image:
+    """The image with the regions that the page lists, and the area or object that is explained."""
+    numbered = [(k, bool(explanation.values[k] >= 0)) for k in explanation.listed]
+    shown = frame_crop(image, box)
+    if explanation.focus is not None:
+        shown = draw_focus(shown, explanation.focus, box=box)
+    return draw_regions(shown, explanation.regions, numbered, box=box)
+
+
+def draw_subject(explanation: Explanation, image: Image.Image, box: Box) -> Image.Image:
+    """The image with its crop, and the area or object that is explained."""
+    framed = frame_crop(image, box)
+    return framed if explanation.focus is None else draw_focus(framed, explanation.focus, box=box)
 
 
 def draw_cluster(explanation: Explanation, k: int, image: Image.Image, box: Box) -> Image.Image:
@@ -232,7 +319,7 @@ def draw_cluster(explanation: Explanation, k: int, image: Image.Image, box: Box)
     drawn = overlay(image, explanation.maps[k], box=box)
     if explanation.form == "soft" or explanation.of == "attention":
         return drawn
-    return draw_borders(drawn, explanation.assignment, box=box, token=k)
+    return draw_borders(drawn, explanation.regions, box=box, token=k)
 
 
 def draw_layer(layer: Layer, image: Image.Image, box: Box) -> Image.Image:
@@ -262,60 +349,11 @@ def layer_counts(layer: Layer) -> str:
 
 
 def format_change(explanation: Explanation, k: int) -> str:
-    """The change of the target's probability when cluster k is masked, such as "−0.42"."""
-    text = f"{-explanation.importance[k]:+.2f}".replace("-", "−")
+    """The change of the score when cluster k is masked, such as "−0.42"."""
+    return signed(-float(explanation.values[k]))
+
+
+def signed(value: float) -> str:
+    """A number with its sign and two decimals, such as "−0.42"."""
+    text = f"{value:+.2f}".replace("-", "−")
     return "0.00" if text in ("+0.00", "−0.00") else text
-
-
-def figure(explanation: Explanation) -> Figure:
-    """The image and its top clusters side by side, each with its change in probability."""
-    image, box = resize_for_display(explanation.image, explanation.crop_box, side=512)
-    name = textwrap.shorten(printable(explanation.class_name(explanation.target)), 36, placeholder="…")
-    p = explanation.probabilities[explanation.target]
-    panels = [(frame_crop(image, box), f"{name}\nprobability {p:.2f}")]
-    if explanation.form != "soft":
-        layer = Layer(explanation.layer, explanation.form, len(explanation.maps), explanation.assignment)
-        panels.append(_layer_panel(layer, image, box))
-    for k in explanation.top:
-        drawn = draw_cluster(explanation, k, image, box)
-        panels.append((drawn, f"cluster {k}\n{format_change(explanation, k)}"))
-    return _panels(
-        panels,
-        f"{printable(explanation.about)}\nEach heat map shows one cluster; brighter means a larger weight. "
-        "The number is the change in probability when the cluster is masked.",
-    )
-
-
-def layers_figure(explanation: Explanation) -> Figure:
-    """The layers that divide the patches among tokens, side by side."""
-    if not explanation.layers:
-        raise UserError(
-            f"{module_name(explanation.layer)} does not divide the patches among its tokens: every token "
-            "has a weight on all of them; plot() shows the maps"
-        )
-    image, box = resize_for_display(explanation.image, explanation.crop_box, side=512)
-    panels = [_layer_panel(layer, image, box) for layer in drawn_layers(explanation)]
-    return _panels(panels, "The patches that each token represents, layer by layer.")
-
-
-def _layer_panel(layer: Layer, image: Image.Image, box: Box) -> tuple[Image.Image, str]:
-    return draw_layer(layer, image, box), f"{module_name(layer.name)}\n{layer_counts(layer)}"
-
-
-def _panels(panels: Sequence[tuple[Image.Image, str]], caption: str) -> Figure:
-    from matplotlib.figure import Figure  # pyplot would keep every figure alive and is not thread-safe
-
-    columns = min(len(panels), 4)
-    rows = math.ceil(len(panels) / columns)
-    first = panels[0][0]
-    height = 3 * first.height / first.width + 0.6  # inches, with the title
-    fig = Figure(figsize=(3 * columns, height * rows + 0.6), layout="constrained")
-    axes = list(fig.subplots(rows, columns, squeeze=False).flat)
-    for ax in axes:
-        ax.set_axis_off()
-    for ax, (image, title) in zip(axes, panels, strict=False):
-        ax.imshow(np.asarray(image))
-        ax.set_title(title, fontsize=10, parse_math=False)  # a class name may contain "$"
-    text = "\n".join(textwrap.fill(line, 38 * columns) for line in caption.splitlines())
-    fig.supxlabel(text, fontsize=9, parse_math=False)
-    return fig

@@ -31,7 +31,6 @@ from visualtokens.files import (
     write_config,
     write_folder,
 )
-from visualtokens.grouping import Tap
 from visualtokens.hub.card import (
     Figures,
     Picture,
@@ -283,8 +282,7 @@ def _write_curves(path: Path, run: Checkpoint, history: Sequence[Mapping[str, fl
 
 
 def _write_example(path: Path, run: Checkpoint, image: Any) -> Picture:
-    """Draw what the model predicts for an image: objects, segments, or the clusters behind a class."""
-    from visualtokens.explain import explain
+    """Draw what the model predicts for an image: objects, segments, or the regions behind a class."""
 
     image.thumbnail((EXAMPLE_SIDE, EXAMPLE_SIDE))
     prediction = run.predict(image)
@@ -293,9 +291,8 @@ def _write_example(path: Path, run: Checkpoint, image: Any) -> Picture:
         with tempfile.TemporaryDirectory() as temporary:
             first, *_ = prediction.save(image, Path(temporary), "example").values()
             write_atomically(path, lambda file: file.write_bytes(first.read_bytes()))
-    elif run.task.name == "classify" and any(isinstance(module, Tap) for module in run.model.modules()):
-        shown = explain(run.model, image, preprocess=run.preprocess, classes=run.classes, top=3)
-        _save(shown.plot(), path)
+    elif run.task.name == "classify":
+        _save(run.explain(image, top=3).plot(), path)
     else:
         write_atomically(path, lambda file: image.save(file, format="PNG"))
     return Picture(path.name, f"Prediction: {' '.join(printable(said).split())}")

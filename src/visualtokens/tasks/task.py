@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from visualtokens.tasks.schema import (
     without_initial_weights,
 )
 
+if TYPE_CHECKING:
+    from visualtokens.explain import Explanation, Subject
+
 
 class Task(ABC):
     """Describes one task. Instances hold no state; a run has a :class:`Training`, a trained model a
@@ -45,6 +48,7 @@ class Task(ABC):
     unused: tuple[str, ...] = ()  # training options that have no effect on this task
     eval_options: tuple[str, ...] = ()  # task-specific options of `vtok eval`, passed to `evaluate`
     predict_options: tuple[str, ...] = ()  # likewise for `vtok predict` and `predict`
+    explain_options: tuple[str, ...] = ()  # likewise for `vtok explain` and `subject`
     pictures: tuple[str, ...] = ()  # endings of the pictures of a prediction: <name>_<ending>.png
     eval_batch: int = 64  # default batch size of an evaluation
     predicts_batches: bool = False  # whether `predict_batch` is faster than one image after the other
@@ -91,10 +95,24 @@ class Task(ABC):
         """Return the columns of :meth:`Prediction.rows` with their types: str, float or int."""
         raise UserError(f"predictions of task {self.name!r} have no columns; choose --format jsonl")
 
+    def subject(
+        self,
+        checkpoint: Checkpoint,
+        image: Image.Image,
+        *_: Any,
+        **options: Any,
+    ) -> Subject:
+        """Return what is explained about an RGB image: by default the main prediction.
+
+        ``options`` are ``target``, the class to explain, ``against``, one to compare it with, ``unit`` and
+        those named in ``explain_options``.
+        """
+        raise UserError(f"a checkpoint of task {self.name!r} cannot be explained; its task has no subject")
+
     def classifier(self, checkpoint: Checkpoint) -> nn.Module:
-        """Return a model from images to logits ``(B, classes)``, which explanations need."""
+        """Return a model from images to logits ``(B, classes)``, which measures of faithfulness need."""
         raise UserError(
-            f"a checkpoint of task {self.name!r} cannot be explained yet; give one of a classifier"
+            f"faithfulness is measured on classifiers; this is a checkpoint of task {self.name!r}"
         )
 
     def export_module(self, checkpoint: Checkpoint) -> nn.Module:
@@ -167,6 +185,15 @@ class Checkpoint:
     def predict_batch(self, images: Iterable[Image.Image], **options: Any) -> Sequence[Prediction]:
         """Predict several RGB images together; each result is that of :meth:`predict`, up to rounding."""
         return self.task.predict_batch(self, [self.task.prepare(self, image) for image in images], **options)
+
+    def explain(self, image: Image.Image, **options: Any) -> Explanation:
+        """Explain the prediction of one RGB image; see ``visualtokens.explain`` and :meth:`Task.subject`."""
+        from visualtokens.explain import explain_subject
+
+        about = ("target", "against", "unit", *self.task.explain_options)
+        asked = {name: options.pop(name) for name in about if name in options}
+        subject = self.task.subject(self, image, **asked)
+        return explain_subject(subject, classes=self.classes, **options)
 
 
 class Evaluation(Protocol):
@@ -345,6 +372,12 @@ def _brief(classes: Sequence[str]) -> str:
 
 def _names(classes: Sequence[str]) -> str:
     return ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
+
+
+def require_probability(unit: str) -> None:
+    """Raise :class:`UserError` unless an explanation's unit is the one that all tasks have."""
+    if unit != "probability":
+        raise UserError(f"unit={unit!r} is for classifiers; leave it out")
 
 
 # The registry.

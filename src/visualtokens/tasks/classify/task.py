@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import timm
@@ -57,6 +57,10 @@ from visualtokens.tasks.timm_models import (
     sized_args,
     timm_cfg,
 )
+
+if TYPE_CHECKING:
+    from visualtokens.explain import Subject
+    from visualtokens.explain.inputs import Unit
 
 REDUCED = "reduced_vit"  # the registered name of a vision transformer with fewer tokens
 # The entries of timm's pretrained_cfg that describe the model rather than its pretrained weights.
@@ -168,6 +172,27 @@ class Classify(Task):
 
     def columns(self, checkpoint: Checkpoint, *, top: int = TOP) -> dict[str, type]:
         return top_columns(top, len(checkpoint.classes))
+
+    def subject(
+        self,
+        checkpoint: Checkpoint,
+        image: Image.Image,
+        *,
+        target: int | None = None,
+        against: int | None = None,
+        unit: Unit = "probability",
+    ) -> Subject:
+        from visualtokens.explain.subject import class_subject
+
+        return class_subject(
+            checkpoint.model,
+            image,
+            preprocess=checkpoint.preprocess,
+            target=target,
+            against=against,
+            unit=unit,
+            classes=checkpoint.classes,
+        )
 
     def classifier(self, checkpoint: Checkpoint) -> nn.Module:
         return checkpoint.model

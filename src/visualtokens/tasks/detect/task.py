@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -26,7 +26,18 @@ from visualtokens.tasks.detect.models import DETECTORS, Detector, build
 from visualtokens.tasks.initialize import initialize_dense, read_initial
 from visualtokens.tasks.options import CLASSIFICATION_ONLY, TaskOptions
 from visualtokens.tasks.schema import check_input
-from visualtokens.tasks.task import Checkpoint, Loading, Loss, Task, Training, register_task
+from visualtokens.tasks.task import (
+    Checkpoint,
+    Loading,
+    Loss,
+    Task,
+    Training,
+    register_task,
+    require_probability,
+)
+
+if TYPE_CHECKING:
+    from visualtokens.explain import Subject
 
 BODY = "backbone.body.body."  # what the names of the backbone's weights start with
 # In the names of the weights that depend on the classes.
@@ -43,6 +54,7 @@ class Detect(Task):
     score = "box_ap"
     unused = (*CLASSIFICATION_ONLY, "label_smoothing", "loss_args")
     predict_options = ("score",)
+    explain_options = ("object",)
     pictures = ("objects",)
     eval_batch = 4
 
@@ -121,6 +133,21 @@ class Detect(Task):
 
     def predict(self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE) -> ImageDetections:
         return ImageDetections(predict(checkpoint.model, image, score=score), checkpoint.classes)
+
+    def subject(
+        self,
+        checkpoint: Checkpoint,
+        image: Image.Image,
+        *,
+        target: int | None = None,
+        against: int | None = None,
+        unit: str = "probability",
+        object: int = 1,
+    ) -> Subject:
+        from visualtokens.tasks.detect.subject import object_subject
+
+        require_probability(unit)
+        return object_subject(checkpoint, image, target=target, against=against, number=object)
 
     def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
         masks = {"mask_pixels": int} if checkpoint.model.has_masks else {}

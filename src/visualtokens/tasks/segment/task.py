@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,8 +30,19 @@ from visualtokens.tasks.segment.evaluation import SegmentEvaluation, SegmentLoss
 from visualtokens.tasks.segment.inference import Inference, predict
 from visualtokens.tasks.segment.models import Segmenter, build
 from visualtokens.tasks.segment.prediction import Segmentation
-from visualtokens.tasks.task import Checkpoint, Loading, Loss, Task, Training, register_task
+from visualtokens.tasks.task import (
+    Checkpoint,
+    Loading,
+    Loss,
+    Task,
+    Training,
+    register_task,
+    require_probability,
+)
 from visualtokens.tasks.timm_models import has_fixed_size, preprocess_for
+
+if TYPE_CHECKING:
+    from visualtokens.explain import Subject
 
 LOSS_ARGS = ("auxiliary", "class_weights")
 BODY = "backbone.body."  # what the names of the backbone's weights start with
@@ -149,6 +160,20 @@ class Segment(Task):
             inference=_inference(checkpoint, scales=scales, flip=flip, window=window),
         )
         return Segmentation(labels, checkpoint.classes, checkpoint.config.get("label_colors"))
+
+    def subject(
+        self,
+        checkpoint: Checkpoint,
+        image: Image.Image,
+        *,
+        target: int | None = None,
+        against: int | None = None,
+        unit: str = "probability",
+    ) -> Subject:
+        from visualtokens.tasks.segment.subject import area_subject
+
+        require_probability(unit)
+        return area_subject(checkpoint, image, target=target, against=against)
 
     def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
         return {"label": str, "share": float}

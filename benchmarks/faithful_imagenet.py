@@ -1,0 +1,85 @@
+"""Faithfulness of heat maps on a pretrained ImageNet classifier, all methods with one budget.
+
+    python benchmarks/faithful_imagenet.py --weights vit.safetensors --photos imagenet_val/ \
+        [--work faithful_imagenet] [--save results/faithful_imagenet.json]
+
+``--weights`` and ``--photos`` are those of ``benchmarks/imagenet_reduce.py``; photos with even numbers were
+used for tuning, and the odd ones are reported, in a fixed random order. Every method explains the predicted
+class with at most ``--budget`` forward passes; a backward pass counts as two. All intermediate results are
+kept in ``--work``, so the script can be stopped and restarted at any time; ``--report`` only summarises them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import faithful
+from imagenet_reduce import MODEL, load_model
+from visualtokens.bench import machine
+from visualtokens.data import Preprocess, read_image
+from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting
+from visualtokens.explain.faithfulness import randomisation_check
+
+PREPROCESS = Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, crop=0.9)
+CHOSEN = [name for name in METHODS if name not in ("clusters", "shapley")]  # the model groups nothing
+
+
+def odd_photos(folder: Path, count: int) -> list[Path]:
+    """``count`` photos with odd numbers, in a random order that is always the same."""
+    files = sorted(file for file in folder.glob("*.jpg") if int(file.stem) % 2)
+    return [files[i] for i in np.random.default_rng(0).permutation(len(files))[:count]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("faithful_imagenet"))
+    parser.add_argument("--save", type=Path, default=Path("results/faithful_imagenet.json"))
+    parser.add_argument("--methods", nargs="*", default=CHOSEN)
+    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--budget", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=8, help="of the deletion and insertion curves")
+    parser.add_argument("--groups", type=int, default=5, help="of SaCo")
+    parser.add_argument("--randomised", type=int, default=10, help="photos of the randomisation check")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--report", action="store_true", help="summarise the photos evaluated so far")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    file = options.work / "scores.jsonl"
+    photos = odd_photos(options.photos, options.images)
+    if options.report:
+        done = {line.split('"')[3] for line in file.read_text().splitlines()}
+        photos = [photo for photo in photos if photo.name in done]
+    model = load_model(options.weights, getattr(torch, options.dtype)).requires_grad_(False)
+    setting = Setting(PREPROCESS, batch=8, budget=options.budget)
+    evaluator = FaithfulnessEvaluator(
+        model, setting, methods=options.methods, steps=options.steps, groups=options.groups
+    )
+    rows = list(faithful.evaluate(evaluator, photos, lambda path: (PREPROCESS(read_image(path)), None), file))
+    found = faithful.collect(rows)
+    print(faithful.show(found))
+    result = {
+        "command": f"python benchmarks/faithful_imagenet.py --weights … --photos … --images {options.images} "
+        f"--budget {options.budget} --steps {options.steps} --groups {options.groups} --save {options.save}",
+        "machine": machine(),
+        "model": MODEL,
+        "dtype": options.dtype,
+        "budget": options.budget,
+        **faithful.summary(found),
+    }
+    if not options.report:
+        images = [PREPROCESS(read_image(photo)) for photo in photos[: options.randomised]]
+        check = randomisation_check(model, setting, images, methods=options.methods)
+        result["correlation_after_randomisation"] = {
+            name: {"mean": mean.value, "interval": list(mean.interval)} for name, mean in check.items()
+        }
+    faithful.save(result, found, options.save)
+
+
+if __name__ == "__main__":
+    main()

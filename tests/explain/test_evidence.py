@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from visualtokens.errors import UserError
+from visualtokens.explain.evidence import Probe, gradient_map, path_cost, path_map, relevance_map
+
+
+class Linear(nn.Module):
+    """A linear classifier with one feature map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Conv2d(3, 6, 4, 4), nn.Linear(6 * 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embed(x).flatten(1))
+
+
+def test_gradient_times_feature_is_exact_for_a_linear_model() -> None:
+    """Each patch's share is the change of the logit when it alone is shown."""
+    model, x = Linear(), torch.randn(3, 16, 16)
+    got = gradient_map(model, x, lambda images: model(images)[:, 1])
+    with torch.no_grad():
+        for row in range(4):
+            for column in range(4):
+                alone = torch.zeros(1, 3, 16, 16)
+                part = slice(4 * row, 4 * row + 4), slice(4 * column, 4 * column + 4)
+                alone[0, :, *part] = x[:, *part]
+                change = model(alone)[0, 1] - model(torch.zeros_like(alone))[0, 1]
+                assert got[row, column] == pytest.approx(change.item(), abs=1e-5)
+
+
+def slow_relevance(model: nn.Module, x: Tensor, target: int) -> Tensor:
+    """R ← R + A R with A = mean over heads of (A ⊙ gradient)⁺, all matrices written out."""
+    weights = []
+    tokens = model.norm_pre(model._pos_embed(model.patch_embed(x[None])))
+    for block in model.blocks:
+        attn = block.attn
+        q, k, v = attn.qkv(block.norm1(tokens)).unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        a = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        weights.append(a)
+        tokens = tokens + attn.proj((a @ v).transpose(1, 2).flatten(2))
+        tokens = tokens + block.mlp(block.norm2(tokens))
+    score = model.forward_head(model.norm(tokens))[0, target]
+    relevance = torch.eye(tokens.shape[1])
+    for a, gradient in zip(weights, torch.autograd.grad(score, weights), strict=True):
+        relevance = relevance + (a * gradient).clamp_min(0).mean(1)[0] @ relevance
+    return relevance[0, 1:]
+
+
+def test_relevance_against_its_equations() -> None:
+    torch.manual_seed(0)
+    options = dict(img_size=(32, 48), depth=3, embed_dim=24, num_heads=3, num_classes=4)
+    model = timm.create_model("vit_tiny_patch16_224", **options).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    x = torch.randn(3, 32, 48)
+    got = relevance_map(model, x, lambda images: model(images)[:, 2])
+    want = slow_relevance(model, x, 2).detach().reshape(2, 3)
+    want = want / want.sum() * got.sum()  # the factor ½ of rollout changes the scale only
+    assert got == pytest.approx(want.numpy(), rel=1e-4)
+
+
+class EitherEye(nn.Module):
+    """The score is the brighter of two patches: the other one matters once the first is hidden."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 1, 4, 4, bias=False)
+        nn.init.ones_(self.embed.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.embed(x)[:, 0]
+        return torch.maximum(values[:, 1, 1], values[:, 2, 3])
+
+
+def test_the_path_finds_what_one_pass_misses() -> None:
+    model, x = EitherEye(), torch.zeros(3, 16, 16)
+    x[:, 4:8, 4:8], x[:, 8:12, 12:16] = 1.0, 0.9
+    first = gradient_map(model, x, model)
+    assert np.flatnonzero(first).tolist() == [5]
+    found = path_map(model, x, model, steps=4)
+    assert found is not None
+    assert np.argsort(-found.ravel())[:2].tolist() == [5, 11]
+    assert path_cost(4) == 16
+
+
+def test_a_model_without_attention_and_maps() -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+
+    def score(images: Tensor) -> Tensor:
+        return flat(images)[:, 0]
+
+    assert path_map(flat, torch.randn(3, 4, 4), score) is None
+    with pytest.raises(UserError, match="no attention"):
+        relevance_map(flat, torch.randn(3, 4, 4), score)
+    with pytest.raises(UserError, match="shapley"):
+        gradient_map(flat, torch.randn(3, 4, 4), score)
+
+
+def test_a_probe_leaves_no_hooks_and_no_gradients() -> None:
+    model, x = Linear(), torch.randn(3, 16, 16)
+    Probe(model, x, lambda images: model(images)[:, 0])(x)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
