@@ -81,7 +81,7 @@ def attention(
     if "significance" in needs or dropout:
         out, received = attend_with_weights(q, k, v, bias, scale, relative=relative, dropout=dropout)
     else:
-        mask = _mask(bias, x.shape[1], q.dtype)
+        mask = None if bias is None else _mask(bias, x.shape[1], q.dtype)
         if relative is not None:
             mask = relative if mask is None else relative + mask
         out = attend(q, k, v, mask, scale=scale)  # (B, heads, N, D)
@@ -107,7 +107,7 @@ def attend_with_weights(
     logits = torch.baddbmm(q.new_empty(1, 1, 1), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=scale)
     logits = logits.view(*q.shape[:3], k.shape[2])  # (B, heads, N, N)
     if bias is not None:
-        logits[..., logits.shape[3] - bias.shape[1] :].add_(bias.to(q.dtype)[:, None, None])
+        logits.add_(_mask(bias, logits.shape[3], q.dtype))
     if relative is not None:
         logits.add_(relative)
     weights = logits.softmax(3)
@@ -125,9 +125,9 @@ def _timm_attention(attn: nn.Module, x: Tensor, bias: Tensor | None, rope: Tenso
     return attn(x, **options)
 
 
-def _mask(bias: Tensor | None, n: int, dtype: torch.dtype) -> Tensor | None:
+def _mask(bias: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """``bias (B, K)`` as a mask ``(B, 1, 1, N)``, zero for the prefix tokens."""
-    return None if bias is None else F.pad(bias.to(dtype), (n - bias.shape[1], 0))[:, None, None]
+    return F.pad(bias.to(dtype), (n - bias.shape[1], 0))[:, None, None]
 
 
 def _relative(q: Tensor, positions: Decomposed) -> Tensor:

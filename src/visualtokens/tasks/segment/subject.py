@@ -72,8 +72,10 @@ def _whole_image(checkpoint: Checkpoint, image: Image.Image) -> Input:
     if has_fixed_size(checkpoint.config["model_args"]["backbone"]):
         size = preprocess.size
     else:
-        height, width = preprocess.seen_size(*image.size)
-        size = tuple(max(1, round(side / MULTIPLE)) * MULTIPLE for side in (height, width))
+        height, width = (
+            max(1, round(side / MULTIPLE)) * MULTIPLE for side in preprocess.seen_size(*image.size)
+        )
+        size = (height, width)
     pixels = functional.resize(functional.pil_to_tensor(image.convert("RGB")), list(size), antialias=True)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preprocess.mean, preprocess.std))
     box = (0.0, 0.0, float(image.width), float(image.height))
