@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PAGE = "explanation.html"
 MEASURED: tuple[str, ...] = ("data", "val_share", "data_args", "split", "images", "masks", "methods", "steps")
+DATA = {"data", "val_share", "data_args", "split"}
 EXPLAINED: tuple[str, ...] = (
     "target",
     "against",
@@ -100,7 +101,8 @@ class ExplainConfig(DataOptions):
     """Measure on --data how faithful the maps are, compared with other methods."""
 
     data: str = ""
-    """Images for --faithfulness: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE or npz:FILE."""
+    """Dataset for --faithfulness: digits, digit_scenes, folder:PATH, csv:FILE, parquet:FILE or npz:FILE.
+    Without it, any dataset of the task: the clusters are ranked by the drop of its metric."""
 
     split: Literal["train", "val", "test"] = "val"
     """Split of the data: train, val or test."""
@@ -124,11 +126,11 @@ class ExplainConfig(DataOptions):
 
 
 def run(config: ExplainConfig) -> Result:
-    """Explain one image or a folder, or measure faithfulness."""
-    if bool(config.image) == config.faithfulness:
-        raise UserError("give an image or a folder to explain, or --faithfulness with --data")
+    """Explain one image or a folder, rank clusters on a dataset, or measure faithfulness."""
+    if bool(config.image) == (config.faithfulness or bool(config.data)):
+        raise UserError("give an image or a folder to explain, or --data, which --faithfulness needs too")
     _refuse_without_effect(config)
-    if not config.faithfulness:
+    if config.image:
         outputs = [Path(config.save or PAGE), *([Path(config.animate)] if config.animate else [])]
         refuse_overwriting(outputs, _explained_files(config))
     checkpoint = _load(config)
@@ -136,21 +138,27 @@ def run(config: ExplainConfig) -> Result:
         from visualtokens.cli.faithfulness import measure
 
         return measure(config, checkpoint)
+    if config.data:
+        from visualtokens.cli.ranking import rank
+
+        return rank(config, checkpoint)
     if Path(config.image).is_dir():
         return _explain_folder(config, checkpoint)
     return _explain_image(config, checkpoint)
 
 
 def _refuse_without_effect(config: ExplainConfig) -> None:
-    """Raise :class:`UserError` for an option of the other kind of run: an explanation or --faithfulness."""
-    names = EXPLAINED if config.faithfulness else MEASURED
-    other = "with" if config.faithfulness else "without"
+    """Raise :class:`UserError` for an option of another kind of run than this one."""
+    names, kind = MEASURED, "without --faithfulness"
+    if config.faithfulness:
+        names, kind = EXPLAINED, "with --faithfulness"
+    elif config.data:
+        names = ("save", *set(EXPLAINED) - {"top", "method"}, *set(MEASURED) - DATA)
+        kind = "when clusters are ranked on a dataset"
     for option in fields(config):
         default = option.default if option.default_factory is MISSING else option.default_factory()
         if option.name in names and (given := getattr(config, option.name)) != default:
-            raise UserError(
-                f"{option.name}={printable(str(given))} has no effect {other} --faithfulness; leave it out"
-            )
+            raise UserError(f"{option.name}={printable(str(given))} has no effect {kind}; leave it out")
 
 
 def _explained_files(config: ExplainConfig) -> Iterator[Path]:

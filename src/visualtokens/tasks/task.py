@@ -109,6 +109,11 @@ class Task(ABC):
         """
         raise UserError(f"a checkpoint of task {self.name!r} cannot be explained; its task has no subject")
 
+    def image_module(self, checkpoint: Checkpoint) -> tuple[nn.Module, Tensor]:
+        """Return the module that takes normalised images ``(B, 3, H, W)``, and a black pixel for it."""
+        preprocess = checkpoint.preprocess
+        return checkpoint.model, normalised_black(preprocess.mean, preprocess.std)
+
     def classifier(self, checkpoint: Checkpoint) -> nn.Module:
         """Return a model from images to logits ``(B, classes)``, which measures of faithfulness need."""
         raise UserError(
@@ -372,6 +377,11 @@ def _brief(classes: Sequence[str]) -> str:
 
 def _names(classes: Sequence[str]) -> str:
     return ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
+
+
+def normalised_black(mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Return the value of a black pixel ``(3, 1, 1)`` after normalisation."""
+    return (-torch.tensor(mean) / torch.tensor(std)).view(3, 1, 1)
 
 
 def require_probability(unit: str) -> None:

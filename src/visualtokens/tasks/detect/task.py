@@ -32,6 +32,7 @@ from visualtokens.tasks.task import (
     Loss,
     Task,
     Training,
+    normalised_black,
     register_task,
     require_probability,
 )
@@ -133,6 +134,10 @@ class Detect(Task):
 
     def predict(self, checkpoint: Checkpoint, image: Image.Image, *, score: float = SCORE) -> ImageDetections:
         return ImageDetections(predict(checkpoint.model, image, score=score), checkpoint.classes)
+
+    def image_module(self, checkpoint: Checkpoint) -> tuple[nn.Module, Tensor]:
+        model: Any = checkpoint.model
+        return model.backbone, normalised_black(model.transform.image_mean, model.transform.image_std)
 
     def subject(
         self,
