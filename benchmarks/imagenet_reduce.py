@@ -126,7 +126,7 @@ def add_intervals(rows: list[dict[str, Any]], full: list[int]) -> None:
             row["against_merge_95"] = interval(correct, theirs)
 
 
-# name, colour and marker of a method in the picture; the variants of a method are thin lines of its colour
+# name, colour and marker of a method in the picture; the variants of a method are dots of its colour
 STYLES = {
     "weighted_merge": ("#0b4f8a", "o"),
     "merge": ("#c4501b", "s"),
@@ -152,17 +152,28 @@ def plot(result: dict[str, Any], path: Path) -> None:
         method = rows[0]["method"]
         color, marker = STYLES[method]
         x, y = [row["gmacs"] for row in rows], [row["against_whole"] for row in rows]
+        line = "-" if len(rows) > 3 else "none"  # few points are no curve
         if name == method:
             width = 3 if name in MAIN else 1.6
-            ax.plot(x, y, color=color, marker=marker, linewidth=width, label=name, zorder=3)
+            ax.plot(
+                x,
+                y,
+                linestyle=line,
+                color=color,
+                marker=marker,
+                linewidth=width,
+                markersize=7,
+                label=name,
+                zorder=3,
+            )
         else:
-            ax.plot(x, y, color=color, linewidth=0.7, alpha=0.6, linestyle="--")
+            ax.plot(x, y, linestyle=line, color=color, marker=".", markersize=5, linewidth=0.7, alpha=0.6)
     ax.axhline(0, color="0.4", linestyle=":", label=f"whole model, {result['whole']['gmacs']:.1f} GMACs")
     ax.set(
         xlabel="GMACs per image",
         ylabel="top-1 lost, points",
         ylim=(-45, 3),
-        title=f"{MODEL} with fewer tokens, without training (dashed: other starts, updates, sizes)",
+        title="ViT-B/16 with fewer tokens, without training (dots: other starts, updates, sizes)",
     )
     ax.grid(color="0.9")
     ax.spines[["top", "right"]].set_visible(False)
