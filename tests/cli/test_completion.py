@@ -46,7 +46,7 @@ LINES = {
     "vtok train --task=s": ["segment"],
     "vtok train --lr ": [],
     "vtok train --bf16 --sched": ["--schedule"],
-    "vtok train --schedule ": ["cosine", "step"],
+    "vtok train --schedule ": ["cosine", "poly", "step"],
     "vtok train --model mask_r": ["mask_rcnn"],
     "vtok bench paca_vit_n": ["paca_vit_nano"],
     "vtok reduce --method weighted_kmed": ["weighted_kmedoids"],

@@ -123,7 +123,7 @@ def slow_centroids(image: Tensor, k: int, grid: tuple[int, int], iterations: int
     unit = torch.stack([x / x.norm() for x in image])
     if k >= len(unit):
         return torch.stack([unit[j % len(unit)] for j in range(k)])
-    centres = [unit[cell].mean(0) for cell in cells(k, grid)]
+    centres = [image[cell].mean(0) for cell in cells(k, grid)]  # line 8: before lines 11 and 12 normalise
     centres = [c / c.norm() for c in centres]
     for _ in range(iterations):
         nearest = [min(range(k), key=lambda j: float((x - centres[j]).norm())) for x in unit]

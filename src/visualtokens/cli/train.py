@@ -70,14 +70,15 @@ def _text(config: TrainConfig, result: TrainResult) -> str:
 
 GROUPS = {
     "data": ("data", "val_share", "data_args", "size", "max_bad_images"),
-    "model": ("model", "task", "pretrained", "init", "freeze", "probe", "model_args"),
+    "model": ("model", "task", "pretrained", "init", "freeze", "freeze_norms", "probe", "model_args"),
     "optimizer and schedule": (
         *("epochs", "batch", "seed", "optimizer", "optimizer_args", "lr", "schedule", "min_lr"),
-        *("decay_epochs", "decay_rate", "warmup_epochs", "warmup_lr", "layer_decay", "clip", "max_bad_steps"),
+        *("power", "decay_epochs", "decay_rate", "warmup_epochs", "warmup_lr", "layer_decay", "clip"),
+        "max_bad_steps",
     ),
     "augmentation, loss and regularization": (
-        *("augment", "auto_augment", "random_erasing", "mixup", "cutmix", "label_smoothing", "loss_args"),
-        *("teacher", "distill", "distill_temperature", "drop_path", "weight_decay", "ema"),
+        *("augment", "auto_augment", "random_erasing", "repeats", "mixup", "cutmix", "label_smoothing"),
+        *("loss_args", "teacher", "distill", "distill_temperature", "drop_path", "weight_decay", "ema"),
     ),
     "hardware and speed": (
         *("device", "workers", "accumulate", "bf16", "channels_last", "compile", "sync_bn"),
