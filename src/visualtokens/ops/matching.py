@@ -71,7 +71,7 @@ def mean_direction(x: Tensor, assignment: Tensor, k: int, *, weights: Tensor | N
     w = _positive(weights, values)  # (B, N)
     total = group_sum(values * w.unsqueeze(2), assignment, k)  # (B, K, C)
     weight, length = (
-        w.new_zeros(len(x), k).scatter_add(1, assignment, part) for part in (w, w * values.norm(dim=2))
+        w.new_zeros(x.shape[0], k).scatter_add(1, assignment, part) for part in (w, w * values.norm(dim=2))
     )  # (B, K)
     scale = length / weight / total.norm(dim=2).clamp_min(1e-30)  # opposite tokens cancel to zero
     return (total * scale.unsqueeze(2)).to(x.dtype)
@@ -91,7 +91,8 @@ def nearest_groups(
     points = upcast(metric)
     weights = _positive(weights, points)
     distance = squared_distances(points - origin(points))  # (B, N, N)
-    distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)  # no token can replace itself
+    own = torch.eye(n, dtype=torch.bool, device=metric.device)
+    distance = distance.masked_fill(own, torch.inf)  # no token can replace itself
     enough = None
     if threshold is not None:
         # distance of unrelated tokens of this length
