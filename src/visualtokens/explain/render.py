@@ -353,7 +353,7 @@ def format_change(explanation: Explanation, k: int) -> str:
     return signed(-float(explanation.values[k]))
 
 
-def signed(value: float) -> str:
-    """A number with its sign and two decimals, such as "−0.42"."""
-    text = f"{value:+.2f}".replace("-", "−")
-    return "0.00" if text in ("+0.00", "−0.00") else text
+def signed(value: float, decimals: int = 2) -> str:
+    """A number with its sign, such as "−0.42"."""
+    text = f"{value:+z.{decimals}f}".replace("-", "−")
+    return text if float(text[1:]) else text[1:]
