@@ -191,7 +191,7 @@ def test_faithfulness_against_masks(vtok: Vtok, checkpoint: Path, folder: Path, 
         (["x.png", "--data", "digits"], "give an image or a folder to explain, or --data"),
         (
             ["--data", "digits", "--target", "3"],
-            "target=3 has no effect when clusters are ranked on a dataset",
+            "target=3 has no effect when clusters are ranked",
         ),
         (["x.png", "--object", "2"], "object=2 is for detectors"),
         (

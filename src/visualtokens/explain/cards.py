@@ -33,8 +33,8 @@ ATTENTION_CLUSTERS = (
     "prediction depends on them. Clusters are sorted by importance."
 )
 VALUES = {
-    "shapley": "The value of a region is its Shapley value: how much the {score} rises when the region is "
-    "shown, averaged over the orders in which the regions could be shown.",
+    "shapley": "Shapley values: how much the {score} rises when a region is shown, averaged over the orders in "
+    "which the regions could be shown.",
     "greedy": "Regions are hidden one after the other, each time the one whose loss hurts most. The value of "
     "a region is the drop of the {score} at its turn.",
     "gradient": "The value of a region is the sum of gradient × feature over its patches: a linear estimate "
@@ -55,8 +55,8 @@ def how_to_read(explanation: Explanation) -> str:
         return CLUSTERS if explanation.of == "groups" else ATTENTION_CLUSTERS
     value = VALUES[explanation.method].format(score=explanation.score_name)
     lines = "; lines are 95 % intervals" if explanation.errors is not None else ""
-    yellow = "" if explanation.focus is None else " The yellow outline is what is explained."
-    colours = f"Blue bars raise the {explanation.score_name}, orange bars lower it"
+    yellow = "" if explanation.focus is None else " What is explained is outlined in yellow."
+    colours = "Blue raises it, orange lowers it"
     return f"{value} Hidden regions are {HIDDEN[explanation.hide]}. {colours}{lines}.{yellow}"
 
 
