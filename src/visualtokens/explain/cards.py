@@ -33,8 +33,8 @@ ATTENTION_CLUSTERS = (
     "prediction depends on them. Clusters are sorted by importance."
 )
 VALUES = {
-    "shapley": "Shapley values: how much the {score} rises when a region is shown, averaged over the orders in "
-    "which the regions could be shown.",
+    "shapley": "Shapley values: how much the {score} rises when a region is shown, averaged over the orders "
+    "in which the regions could be shown.",
     "greedy": "Regions are hidden one after the other, each time the one whose loss hurts most. The value of "
     "a region is the drop of the {score} at its turn.",
     "gradient": "The value of a region is the sum of gradient × feature over its patches: a linear estimate "

@@ -17,6 +17,7 @@ from visualtokens.explain.cards import (
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.html import KeyFigure, Origin, bar, header, page, section
 from visualtokens.explain.render import (
+    cut_to_box,
     data_uri,
     draw_layer,
     draw_subject,
@@ -128,8 +129,8 @@ def _balance(explanation: Explanation) -> str:
 
 
 def _what_if(explanation: Explanation) -> str:
-    """The whole image, its heat map, and the image with and without its best regions."""
-    image, box = resize_for_display(explanation.image, explanation.crop_box, side=SIDE)
+    """What the model sees, its heat map, and the image with and without its best regions."""
+    image, box = cut_to_box(*resize_for_display(explanation.image, explanation.crop_box, side=SIDE))
     framed = data_uri(draw_subject(explanation, image, box))
     whole = tile(explanation, framed, "the whole image", explanation.full, alt="The whole image")
     if explanation.heat is not None:

@@ -80,7 +80,7 @@ def _choose(found: Detections, checkpoint: Checkpoint, target: int | None, numbe
     """Return the index of the object to explain."""
     if number < 1:
         raise UserError(f"object={number}; give 1 for the object with the highest score, 2 for the next")
-    candidates = range(len(found))
+    candidates = list(range(len(found)))
     if target is not None:
         candidates = [i for i in candidates if int(found.labels[i]) == target]
     if number > len(candidates):

@@ -66,6 +66,10 @@ def _largest(predicted: Tensor, classes: Sequence[str]) -> int:
     return int(areas.argmax())
 
 
+def _rounded(side: int) -> int:
+    return max(1, round(side / MULTIPLE)) * MULTIPLE
+
+
 def _whole_image(checkpoint: Checkpoint, image: Image.Image) -> Input:
     """Return the whole image at the size of a prediction, rounded to multiples of 32."""
     preprocess: SegmentPreprocess = checkpoint.preprocess
@@ -73,7 +77,7 @@ def _whole_image(checkpoint: Checkpoint, image: Image.Image) -> Input:
         size = preprocess.size
     else:
         height, width = preprocess.seen_size(*image.size)
-        size = tuple(max(1, round(side / MULTIPLE)) * MULTIPLE for side in (height, width))
+        size = _rounded(height), _rounded(width)
     pixels = functional.resize(functional.pil_to_tensor(image.convert("RGB")), list(size), antialias=True)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preprocess.mean, preprocess.std))
     box = (0.0, 0.0, float(image.width), float(image.height))
