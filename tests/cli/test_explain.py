@@ -44,7 +44,7 @@ def test_a_folder_becomes_one_page(vtok: Vtok, checkpoint: Path, photos: Path, t
     for name in ("broken.png: not an image", "dot.png: the image has 1×1 pixels"):
         assert name in err
     assert "notes.txt" not in err
-    assert page.read_text(encoding="utf-8").count('<article class="sample">') == 2
+    assert page.read_text(encoding="utf-8").count('<article class="sample regions">') == 2
     document = json.loads(vtok(*arguments, "--json")[1])
     assert [entry["truth"] for entry in document["explained"]] == ["0", "1"]
     for entry in document["explained"]:
@@ -179,7 +179,7 @@ def test_faithfulness_against_masks(vtok: Vtok, checkpoint: Path, folder: Path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give an image or a folder to explain, or --faithfulness with --data"),
+        ([], "give an image or a folder to explain, or --data, which --faithfulness needs too"),
         (["x.png", "--faithfulness"], "give an image or a folder"),
         (["--faithfulness"], "needs images to measure on; give --data"),
         (["--faithfulness", "--data", "digits", "--save", "x.html"], r"end --save 'x.html' in .png"),
@@ -188,7 +188,12 @@ def test_faithfulness_against_masks(vtok: Vtok, checkpoint: Path, folder: Path, 
             ["--faithfulness", "--data", "digits", "--methods", "gradcam"],
             "unknown method 'gradcam'; did you mean",
         ),
-        (["x.png", "--data", "digits"], "data=digits has no effect without --faithfulness; leave it out"),
+        (["x.png", "--data", "digits"], "give an image or a folder to explain, or --data"),
+        (
+            ["--data", "digits", "--target", "3"],
+            "target=3 has no effect when clusters are ranked",
+        ),
+        (["x.png", "--object", "2"], "object=2 is for detectors"),
         (
             ["x.png", "--data_args.label", "b"],
             "data_args={'label': 'b'} has no effect without --faithfulness",
@@ -280,3 +285,22 @@ def test_curves_are_not_saved_over_the_data(
     code, _, err = vtok("explain", "--faithfulness", "--checkpoint", checkpoint, *given)
     assert (code, saved.read_bytes()) == (2, picture)
     assert "would overwrite the input" in err
+
+
+def test_an_animation(vtok: Vtok, checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+    given = ("explain", folder / "0.png", "--checkpoint", checkpoint, "--save", tmp_path / "x.npz")
+    code, text, _ = vtok(*given, "--animate", tmp_path / "flow.webp")
+    assert code == 0
+    assert f"saved as {tmp_path / 'x.npz'}, {tmp_path / 'flow.webp'}" in text
+    with Image.open(tmp_path / "flow.webp") as animation:
+        assert getattr(animation, "n_frames", 1) > 10
+    assert vtok("explain", folder, *given[2:4], "--animate", "x.gif")[0] == 2
+
+
+def test_clusters_are_ranked_on_a_dataset(vtok: Vtok, checkpoint: Path, data: str) -> None:
+    document = json.loads(vtok("explain", "--data", data, "--checkpoint", checkpoint, "--json")[1])
+    assert document["metric"] == "accuracy"
+    drops = [cluster["drop"] for cluster in document["clusters"]]
+    assert drops == sorted(drops, reverse=True)
+    evaluated = json.loads(vtok("eval", "--data", data, "--checkpoint", checkpoint, "--json")[1])
+    assert document["value"] == pytest.approx(evaluated["accuracy"])

@@ -178,10 +178,26 @@ def test_mismatches_are_refused(vtok: Vtok, run: str, data: Path, tmp_path: Path
         load(tmp_path)
 
 
-def test_explain_refuses_a_segmentation_checkpoint(vtok: Vtok, run: str, data: Path) -> None:
-    code, _, err = vtok("explain", data / "images/val/0.png", "--checkpoint", run)
+def test_explain_shows_an_area(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:
+    page = tmp_path / "why.html"
+    given = ("explain", data / "images/val/0.png", "--checkpoint", run, "--save", page)
+    document = json.loads(vtok(*given, "--target", "bright", "--regions", "4", "--budget", "16", "--json")[1])
+    assert document["score_name"] == "mean probability"
+    values = [region["value"] for region in document["regions"]]
+    assert values == sorted(values, reverse=True)
+    text = page.read_text(encoding="utf-8")
+    assert "Why “bright” here?" in text
+    assert "of the pixels predicted as it" in text
+    code, _, err = vtok(*given, "--target", "never seen")
     assert code == 2
-    assert "a checkpoint of task 'segment' cannot be explained yet" in err
+    assert "no pixel is predicted as 'never seen'" in err
+
+
+def test_clusters_are_ranked_by_miou(vtok: Vtok, run: str, data: Path) -> None:
+    given = ("--data", f"masks:{data}", "--checkpoint", run, "--json")
+    ranked, evaluated = json.loads(vtok("explain", *given)[1]), json.loads(vtok("eval", *given)[1])
+    assert (ranked["metric"], ranked["value"]) == ("miou", pytest.approx(evaluated["miou"]))
+    assert len(ranked["clusters"]) > 1
 
 
 def test_card_of_a_segmentation_model(vtok: Vtok, run: str, data: Path, tmp_path: Path) -> None:

@@ -104,9 +104,14 @@ def test_explain_saves_a_page(vtok: Vtok, checkpoint: Path, folder: Path, tmp_pa
     assert "<html" in page.read_text(encoding="utf-8")
     document = json.loads(vtok(*arguments, "--save", page, "--json")[1])
     assert document["target"] == "7"
-    assert len(document["clusters"]) == 16
-    importances = [cluster["importance"] for cluster in document["clusters"]]
-    assert max(importances) - importances[0] < TIE  # of tied clusters, the one of lowest entropy is first
+    values = [region["value"] for region in document["regions"]]
+    assert values == sorted(values, reverse=True)
+    assert all(region["error"] >= 0 for region in document["regions"])
+    assert document["method"] == "shapley"
+    document = json.loads(vtok(*arguments, "--method", "cluster", "--save", page, "--json")[1])
+    values = [region["value"] for region in document["regions"]]
+    assert len(values) == 16
+    assert max(values) - values[0] < TIE  # of tied clusters, the one of lowest entropy is first
     code, _, err = vtok("explain", folder / "broken.png", "--checkpoint", checkpoint)
     assert code == 2
     assert "broken.png: not an image" in err

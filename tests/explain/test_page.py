@@ -39,6 +39,7 @@ def by_regions(**changes: object) -> Explanation:
         hide="mean",
         only=Variant((0, 1, 3), 0.9, picture),
         without=Variant((2,), 0.1, picture),
+        heat=np.arange(16, dtype=np.float32).reshape(4, 4),
         classes=CLASSES,
     )
     return explanation(**fields | changes)

@@ -142,7 +142,10 @@ def test_registered_task_trains_evaluates_predicts_and_loads(
     assert main(["predict", str(tmp_path / "0.png"), "--checkpoint", out, "--top", "2"]) == 2
     assert "top=2 has no effect" in capsys.readouterr().err
     assert main(["explain", str(tmp_path / "0.png"), "--checkpoint", out]) == 2
-    assert "a checkpoint of task 'brighten' cannot be explained yet" in capsys.readouterr().err
+    assert (
+        "a checkpoint of task 'brighten' cannot be explained; its task has no subject"
+        in capsys.readouterr().err
+    )
 
 
 def test_unknown_task_is_refused_with_the_nearest() -> None:

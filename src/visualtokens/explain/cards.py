@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from typing import NamedTuple
 
 from visualtokens.explain.explanation import Explanation, Variant
 from visualtokens.explain.html import bar, file_name, wrappable
@@ -32,8 +33,8 @@ ATTENTION_CLUSTERS = (
     "prediction depends on them. Clusters are sorted by importance."
 )
 VALUES = {
-    "shapley": "The value of a region is its Shapley value: how much the {score} rises when the region is "
-    "shown, averaged over the orders in which the regions could be shown.",
+    "shapley": "Shapley values: how much the {score} rises when a region is shown, averaged over the orders "
+    "in which the regions could be shown.",
     "greedy": "Regions are hidden one after the other, each time the one whose loss hurts most. The value of "
     "a region is the drop of the {score} at its turn.",
     "gradient": "The value of a region is the sum of gradient × feature over its patches: a linear estimate "
@@ -54,8 +55,8 @@ def how_to_read(explanation: Explanation) -> str:
         return CLUSTERS if explanation.of == "groups" else ATTENTION_CLUSTERS
     value = VALUES[explanation.method].format(score=explanation.score_name)
     lines = "; lines are 95 % intervals" if explanation.errors is not None else ""
-    yellow = "" if explanation.focus is None else " The yellow outline is what is explained."
-    colours = f"Blue bars raise the {explanation.score_name}, orange bars lower it"
+    yellow = "" if explanation.focus is None else " What is explained is outlined in yellow."
+    colours = "Blue raises it, orange lowers it"
     return f"{value} Hidden regions are {HIDDEN[explanation.hide]}. {colours}{lines}.{yellow}"
 
 
@@ -135,19 +136,19 @@ def bars(explanation: Explanation) -> str:
     """A bar for the value of each listed region with its interval, and one for all others together."""
     listed = explanation.listed
     values = [float(explanation.values[k]) for k in listed]
-    errors = [0.0 if explanation.errors is None else INTERVAL * float(explanation.errors[k]) for k in listed]
-    interval, others = explanation.errors is not None, len(explanation.values) - len(listed)
-    rest = float(explanation.values.sum()) - sum(values)
-    reach = [(v - e, v + e) for v, e in zip(values, errors, strict=True)]
-    low, high = min(0.0, rest, *(r[0] for r in reach)), max(0.0, rest, *(r[1] for r in reach))
-    axis = (low, high if high > low else low + 1)
+    known = explanation.errors
+    errors = [None if known is None else INTERVAL * float(known[k]) for k in listed]
+    rest, others = float(explanation.values.sum()) - sum(values), len(explanation.values) - len(listed)
+    ends = [v + sign * (e or 0.0) for v, e in zip(values, errors, strict=True) for sign in (-1, 1)]
+    low, high = min(0.0, rest, *ends), max(0.0, rest, *ends)
+    axis = Axis(low, high if high > low else low + 1)
     rows = [
-        _bar_row(f'<span class="no {_side(v)}">{i}</span>', v, e, axis, interval=interval)
+        axis.row(f'<span class="no {_side(v)}">{i}</span>', v, e)
         for i, (v, e) in enumerate(zip(values, errors, strict=True), start=1)
     ]
     if others:
         noun = "other" if others == 1 else "others"
-        rows.append(_bar_row(f'<span class="rest">{others} {noun}</span>', rest, 0.0, axis, interval=False))
+        rows.append(axis.row(f'<span class="rest">{others} {noun}</span>', rest, None))
     return f'<ol class="bars">\n{"".join(rows)}</ol>\n'
 
 
@@ -155,19 +156,33 @@ def _side(value: float) -> str:
     return "for" if value >= 0 else "against"
 
 
-def _bar_row(label: str, value: float, error: float, axis: tuple[float, float], *, interval: bool) -> str:
-    def place(x: float) -> float:
-        return 100 * (x - axis[0]) / (axis[1] - axis[0])
+class Axis(NamedTuple):
+    """The range of values that the width of a bar's track stands for."""
 
-    start, end = sorted((place(0), place(value)))
-    marks = f'<i class="{_side(value)}" style="left: {start:.1f}%; width: {max(end - start, 0.4):.1f}%"></i>'
-    if error:
-        left, right = place(value - error), place(value + error)
-        marks += f'<u style="left: {left:.1f}%; width: {right - left:.1f}%"></u>'
-    marks += f'<s style="left: {place(0):.1f}%"></s>'
-    spread = f" <small>± {error:.2f}</small>" if interval else ""
-    amount = f'<span class="amount">{signed(value)}{spread}</span>'
-    return f'<li>{label}<span class="effect">{marks}</span>{amount}</li>\n'
+    low: float
+    high: float
+
+    def row(self, label: str, value: float, error: float | None) -> str:
+        """A label, the bar from zero to the value with its interval, and the value as a number."""
+        start, end = sorted((self._place(0), self._place(value)))
+        width = max(end - start, 0.4)
+        marks = f'<i class="{_side(value)}" style="left: {start:.1f}%; width: {width:.1f}%"></i>'
+        if error:
+            left, right = self._place(value - error), self._place(value + error)
+            marks += f'<u style="left: {left:.1f}%; width: {right - left:.1f}%"></u>'
+        marks += f'<s style="left: {self._place(0):.1f}%"></s>'
+        spread = "" if error is None else f" <small>± {error:.{self._decimals}f}</small>"
+        amount = f'<span class="amount">{signed(value, self._decimals)}{spread}</span>'
+        return f'<li>{label}<span class="effect">{marks}</span>{amount}</li>\n'
+
+    def _place(self, value: float) -> float:
+        """The position on the track, in percent."""
+        return 100 * (value - self.low) / (self.high - self.low)
+
+    @property
+    def _decimals(self) -> int:
+        """Two, or as many as small values need to differ."""
+        return 2 if self.high - self.low > 0.1 else 3 if self.high - self.low > 0.01 else 4
 
 
 def what_if(explanation: Explanation, *, whole: str = "") -> str:

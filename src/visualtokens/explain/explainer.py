@@ -85,7 +85,8 @@ def explain(
     - "cluster": PaCa-ViT, Sec. 3.5, the drop when one cluster of ``layer`` is masked, for models that group
 
     Regions come from the model's groupings at ``layer`` (counted from the first, or from the last if
-    negative; several layers are intersected), or from its patch features if it groups nothing. ``regions``
+    negative; several layers are intersected), or from its patch features if it groups nothing or its clusters
+    show at most three places. ``regions``
     is their number, at most, or their labels ``(h, w)`` themselves. ``hide`` is what stands in for hidden
     regions: "mean" colour, "black", "blur", "inpaint", or "tokens" to remove their tokens inside a vision
     transformer. ``budget`` is the number of forward passes, ``batch`` of them at a time; a smaller budget
@@ -146,7 +147,11 @@ def explain_subject(
         if method == "cluster":
             measured = _clusters(subject, groupings, recorded, layer=layer, of=of, batch=batch)
         else:
-            found = find_regions(model, as_batch(model, inputs.x), groupings, regions=regions, layer=layer)
+            x = as_batch(model, inputs.x)
+            found = find_regions(model, x, groupings, regions=regions, layer=layer)
+            if groupings and isinstance(regions, int) and found.count <= HIGHLIGHTED < regions:
+                # clusters that all show the same place, as those of an untrained model do
+                found = find_regions(model, x, {}, regions=regions)
             found = _without_padding(found, inputs)
             # the heat map of a path needs a gradient in each step; a lost object has none
             steps = path if subject.kind == "image" else 0

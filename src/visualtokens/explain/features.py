@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,9 @@ from visualtokens.reduce.encoder import Encoder
 from visualtokens.reduce.families import encoder_of
 
 Grid = tuple[int, int]
-MIN_CELLS = 100  # of the grid on which the maps of a CNN are compared; a 7×7 map is too coarse for regions
+# Cells of the grid on which features are compared: a 7×7 map is too coarse for regions, and the distances of
+# all cells of the finest map of a detector would not fit into memory.
+MIN_CELLS, MAX_CELLS = 100, 4096
 
 
 @dataclass(frozen=True)
@@ -124,17 +127,31 @@ def _map_layout(output: Any, x: Tensor) -> Layout | None:
 def descriptors(layers: list[Features]) -> tuple[Tensor, str]:
     """``(h, w, C)``: features by which patches are grouped into regions, and the layer they come from.
 
-    For a ViT, the last input of a block. For a CNN, its coarsest map with at least ``MIN_CELLS`` cells,
-    joined by the coarser ones, each with unit vectors around its mean.
+    For a ViT, the last input of a block. For other models, the coarsest map with at least ``MIN_CELLS``
+    cells, joined by the coarser ones, each with unit vectors around its mean. Maps of more than ``MAX_CELLS``
+    cells are averaged over squares of them.
     """
-    last = layers[-1].values
-    if last.shape[0] * last.shape[1] >= MIN_CELLS or len(layers) == 1:
-        return _unit(last), layers[-1].layer
-    fine = [one for one in layers if one.values.shape[0] * one.values.shape[1] >= MIN_CELLS]
-    base = fine[-1] if fine else layers[0]
+    last = layers[-1]
+    if MIN_CELLS <= _cells(last) <= MAX_CELLS or len(layers) == 1:
+        return _pooled(_unit(last.values)), last.layer
+    fine = [one for one in layers if _cells(one) >= MIN_CELLS]
+    base = min(reversed(fine), key=_cells) if fine else layers[0]
     grid = base.values.shape[:2]
-    joined = [base, *(one for one in layers if one.values.shape[0] < grid[0])]
-    return torch.cat([_resized(_unit(one.values), grid) for one in joined], dim=2), joined[-1].layer
+    joined = [base, *(one for one in layers if _cells(one) < _cells(base))]
+    values = torch.cat([_resized(_unit(one.values), grid) for one in joined], dim=2)
+    return _pooled(values), joined[-1].layer
+
+
+def _cells(one: Features) -> int:
+    return one.values.shape[0] * one.values.shape[1]
+
+
+def _pooled(values: Tensor) -> Tensor:
+    """``(h, w, C)`` with at most ``MAX_CELLS`` cells."""
+    side = math.ceil((values.shape[0] * values.shape[1] / MAX_CELLS) ** 0.5)
+    if side <= 1:
+        return values
+    return F.avg_pool2d(values.permute(2, 0, 1)[None], side, ceil_mode=True)[0].permute(1, 2, 0)
 
 
 def _unit(values: Tensor) -> Tensor:

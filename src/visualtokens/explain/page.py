@@ -17,6 +17,7 @@ from visualtokens.explain.cards import (
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.html import KeyFigure, Origin, bar, header, page, section
 from visualtokens.explain.render import (
+    cut_to_box,
     data_uri,
     draw_layer,
     draw_subject,
@@ -128,19 +129,19 @@ def _balance(explanation: Explanation) -> str:
 
 
 def _what_if(explanation: Explanation) -> str:
-    """The whole image, the importance of its patches, and the image with and without its best regions."""
-    image, box = resize_for_display(explanation.image, explanation.crop_box, side=SIDE)
+    """What the model sees, its heat map, and the image with and without its best regions."""
+    image, box = cut_to_box(*resize_for_display(explanation.image, explanation.crop_box, side=SIDE))
     framed = data_uri(draw_subject(explanation, image, box))
     whole = tile(explanation, framed, "the whole image", explanation.full, alt="The whole image")
-    heat = data_uri(overlay(image, explanation.saliency(), box=box))
-    alt = "How much the score depends on each patch"
-    caption = '<p class="change"><b>every patch</b>brighter matters more</p>'
-    extra = f'<li><img src="{heat}" alt="{alt}">{caption}</li>\n'
+    if explanation.heat is not None:
+        source = data_uri(overlay(image, explanation.saliency(), box=box))
+        alt = "How much the score depends on each patch"
+        whole = _captioned(source, "every patch", "brighter matters more", alt=alt) + whole
     intro = (
         "The same model, asked again: with the best regions alone, and with everything but them. If the "
         "explanation is right, the first score stays high and the second one drops."
     )
-    return section("Put to the test", intro, what_if(explanation, whole=extra + whole))
+    return section("Put to the test", intro, what_if(explanation, whole=whole))
 
 
 def _beside(explanation: Explanation, other: Explanation) -> str:

@@ -201,6 +201,13 @@ def resize_for_display(image: Image.Image, box: Box, *, side: int) -> tuple[Imag
     return resized, scale_box(box, image.size, after)
 
 
+def cut_to_box(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
+    """The part of the image inside the box, and the box on it."""
+    left, top = max(round(box[0]), 0), max(round(box[1]), 0)
+    part = image.crop((left, top, min(round(box[2]), image.width), min(round(box[3]), image.height)))
+    return part, (box[0] - left, box[1] - top, box[2] - left, box[3] - top)
+
+
 def _limit_aspect(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
     """Cut a very long image to the part around the box, which would otherwise be too small to see."""
     width, height = image.size
@@ -353,7 +360,7 @@ def format_change(explanation: Explanation, k: int) -> str:
     return signed(-float(explanation.values[k]))
 
 
-def signed(value: float) -> str:
-    """A number with its sign and two decimals, such as "−0.42"."""
-    text = f"{value:+.2f}".replace("-", "−")
-    return "0.00" if text in ("+0.00", "−0.00") else text
+def signed(value: float, decimals: int = 2) -> str:
+    """A number with its sign, such as "−0.42"."""
+    text = f"{value:+z.{decimals}f}".replace("-", "−")
+    return text if float(text[1:]) else text[1:]
