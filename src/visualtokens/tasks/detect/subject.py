@@ -80,13 +80,9 @@ def _choose(found: Detections, checkpoint: Checkpoint, target: int | None, numbe
     """Return the index of the object to explain."""
     if number < 1:
         raise UserError(f"object={number}; give 1 for the object with the highest score, 2 for the next")
-<<<<<<< HEAD
-    candidates = [i for i in range(len(found)) if target is None or int(found.labels[i]) == target]
-=======
     candidates = list(range(len(found)))
     if target is not None:
         candidates = [i for i in candidates if int(found.labels[i]) == target]
->>>>>>> pages
     if number > len(candidates):
         kind = "object" if target is None else f"{checkpoint.classes[target]!r}"
         names = sorted({checkpoint.classes[c] for c in found.labels.tolist()})

@@ -76,15 +76,8 @@ def _whole_image(checkpoint: Checkpoint, image: Image.Image) -> Input:
     if has_fixed_size(checkpoint.config["model_args"]["backbone"]):
         size = preprocess.size
     else:
-<<<<<<< HEAD
-        height, width = (
-            max(1, round(side / MULTIPLE)) * MULTIPLE for side in preprocess.seen_size(*image.size)
-        )
-        size = (height, width)
-=======
         height, width = preprocess.seen_size(*image.size)
         size = _rounded(height), _rounded(width)
->>>>>>> pages
     pixels = functional.resize(functional.pil_to_tensor(image.convert("RGB")), list(size), antialias=True)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preprocess.mean, preprocess.std))
     box = (0.0, 0.0, float(image.width), float(image.height))
