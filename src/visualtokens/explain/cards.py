@@ -54,7 +54,7 @@ def how_to_read(explanation: Explanation) -> str:
     if explanation.method == "cluster":
         return CLUSTERS if explanation.of == "groups" else ATTENTION_CLUSTERS
     value = VALUES[explanation.method].format(score=explanation.score_name)
-    lines = "; lines are 95 % intervals" if explanation.errors is not None else ""
+    lines = "; lines are 95\N{NO-BREAK SPACE}% intervals" if explanation.errors is not None else ""
     yellow = "" if explanation.focus is None else " What is explained is outlined in yellow."
     colours = "Blue raises it, orange lowers it"
     return f"{value} Hidden regions are {HIDDEN[explanation.hide]}. {colours}{lines}.{yellow}"
