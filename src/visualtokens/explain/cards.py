@@ -82,9 +82,9 @@ def card(explanation: Explanation, *, name: str = "", note: str = "", side: int 
     if explanation.method == "cluster":
         return _cluster_card(explanation, name, note, side)
     return (
-        f'<article class="sample regions">\n{numbered_photo(explanation, name=name, side=side)}'
-        f'<div class="effects">\n<div class="prediction">\n{prediction(explanation, name, note)}</div>\n'
-        f"{bars(explanation)}{what_if(explanation)}</div>\n</article>\n"
+        f'<article class="sample regions">\n<div>\n{numbered_photo(explanation, name=name, side=side)}'
+        f'{what_if(explanation)}</div>\n<div class="effects">\n<div class="prediction">\n'
+        f"{prediction(explanation, name, note)}</div>\n{bars(explanation)}</div>\n</article>\n"
     )
 
 
