@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import visualtokens
 from visualtokens.errors import UserError
+from visualtokens.explain import explain
+from visualtokens.explain.features import Features, descriptors
 from visualtokens.grouping import record_groupings
 
 from .stubs import (
@@ -237,3 +239,19 @@ def test_errors_are_one_line_and_restore_the_mode(options: dict, message: str) -
         explain_clusters(model, options.pop("image"), **options)
     assert "\n" not in str(error.value)
     assert all(module.training for module in model.modules())
+
+
+def test_clusters_that_show_one_place_give_way_to_features() -> None:
+    torch.manual_seed(0)
+    model = SoftClusters().eval()
+    for assign in model.assign:
+        nn.init.zeros_(assign.weight)  # type: ignore[arg-type]
+    got = explain(model, noise_image(48, 48), preprocess=preprocess(48, 48), regions=6, budget=16, path=0)
+    assert got.regions.max() == 5
+    assert not got.layer.startswith("taps")
+
+
+def test_large_feature_maps_are_averaged() -> None:
+    values = torch.arange(130 * 140.0).view(130, 140, 1) * torch.tensor([1.0, -2.0])
+    got, _ = descriptors([Features("fine", values), Features("finer", values.repeat(2, 2, 1))])
+    assert got.shape == (44, 47, 2)  # squares of 3 × 3 cells, because 65 · 70 > MAX_CELLS

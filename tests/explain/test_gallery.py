@@ -27,7 +27,7 @@ def explained(folder: Path, **options: object) -> Gallery:
         folder,
         preprocess=preprocess(16, 16),
         classes=CLASSES,
-        **dict(budget=12, path=0) | options,  # type: ignore[arg-type]
+        **dict(regions=4, budget=12, path=0) | options,  # type: ignore[arg-type]
     )
 
 

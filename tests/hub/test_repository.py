@@ -62,11 +62,11 @@ def test_figures_are_those_of_the_weights(run: Path) -> None:
     assert (best.epoch, best.metrics) == (2, {"accuracy": 0.875, "loss": 0.75})
 
 
-def test_models_without_clusters_show_the_photo(tmp_path: Path, photo: Path) -> None:
+def test_models_without_clusters_are_explained_too(tmp_path: Path, photo: Path) -> None:
     run = write_run(tmp_path / "run", "resnet10t")
     (run / "log.jsonl").unlink()
     write_repository(run, tmp_path / "out", repository="me/x", examples=[photo])
-    assert Image.open(tmp_path / "out" / "example_1.png").size == Image.open(photo).size
+    assert Image.open(tmp_path / "out" / "example_1.png").width > 2 * Image.open(photo).width
     assert files(tmp_path / "out") == {"README.md", "config.json", "model.safetensors", "example_1.png"}
 
 

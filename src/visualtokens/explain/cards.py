@@ -54,7 +54,7 @@ def how_to_read(explanation: Explanation) -> str:
     if explanation.method == "cluster":
         return CLUSTERS if explanation.of == "groups" else ATTENTION_CLUSTERS
     value = VALUES[explanation.method].format(score=explanation.score_name)
-    lines = "; lines are 95 % intervals" if explanation.errors is not None else ""
+    lines = "; lines are 95\N{NO-BREAK SPACE}% intervals" if explanation.errors is not None else ""
     yellow = "" if explanation.focus is None else " What is explained is outlined in yellow."
     colours = "Blue raises it, orange lowers it"
     return f"{value} Hidden regions are {HIDDEN[explanation.hide]}. {colours}{lines}.{yellow}"
@@ -82,9 +82,9 @@ def card(explanation: Explanation, *, name: str = "", note: str = "", side: int 
     if explanation.method == "cluster":
         return _cluster_card(explanation, name, note, side)
     return (
-        f'<article class="sample regions">\n{numbered_photo(explanation, name=name, side=side)}'
-        f'<div class="effects">\n<div class="prediction">\n{prediction(explanation, name, note)}</div>\n'
-        f"{bars(explanation)}{what_if(explanation)}</div>\n</article>\n"
+        f'<article class="sample regions">\n<div>\n{numbered_photo(explanation, name=name, side=side)}'
+        f'{what_if(explanation)}</div>\n<div class="effects">\n<div class="prediction">\n'
+        f"{prediction(explanation, name, note)}</div>\n{bars(explanation)}</div>\n</article>\n"
     )
 
 

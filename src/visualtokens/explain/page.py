@@ -149,7 +149,7 @@ def _beside(explanation: Explanation, other: Explanation) -> str:
     true = ", the true class" if explanation.truth == other.target else ""
     intro = (
         f"The same image and regions, explained for “{name}”{true}, whose {other.score_name} is "
-        f"{other.full:.2f}."
+        f"{other.full:.2f}. Regions are numbered anew, by their values for it."
     )
     body = (
         f'<div class="answer">\n{numbered_photo(other, side=LARGE)}'
