@@ -15,9 +15,8 @@ import pytest
 
 from visualtokens.cli.stream import print_stream, unique_names
 from visualtokens.cli.verb import Predicted, Stream
-from visualtokens.explain import gallery
 from visualtokens.predict.formats import JsonLines, Text
-from visualtokens.tasks import Prediction
+from visualtokens.tasks import Checkpoint, Prediction
 from visualtokens.tasks.classify.task import Classify
 
 from .processes import start
@@ -135,7 +134,7 @@ def test_interrupted_explanations_are_on_the_page(
     (tmp_path / "photos").mkdir()
     for i in range(5):
         (tmp_path / "photos" / f"{i}.png").write_bytes((folder / "0.png").read_bytes())
-    explain = gallery.explain
+    explain = Checkpoint.explain
 
     def explain_and_signal(*arguments: object, **options: object) -> object:
         if len(seen) == 1:
@@ -143,7 +142,7 @@ def test_interrupted_explanations_are_on_the_page(
         seen.append(1)
         return explain(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gallery, "explain", explain_and_signal)
+    monkeypatch.setattr(Checkpoint, "explain", explain_and_signal)
     given = ("explain", tmp_path / "photos", "--checkpoint", checkpoint, "--save", tmp_path / "x.html")
     for as_json in ((), ("--json",)):
         seen: list[int] = []

@@ -160,8 +160,8 @@ def test_other_onnx_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda images: np.ones((len(images), 5), np.float32), r"\(2, 5\) for 2 images and 2 classes"),
-        (lambda images: np.ones((4, 2), np.float32), r"\(4, 2\) for 2 images and 2 classes"),
+        (lambda images: np.ones((len(images), 5), np.float32), r"\(2, 5\); images and classes are \(2, 2\)"),
+        (lambda images: np.ones((4, 2), np.float32), r"\(4, 2\); images and classes are \(2, 2\)"),
         (lambda images: np.full((len(images), 2), np.nan, np.float32), "not finite"),
         (lambda images: np.array([[np.inf, 0.0], [0.0, 0.0]]), "not finite"),
         (lambda images: np.ones((len(images), 2), bool), "returns bool instead of float32"),

@@ -97,7 +97,7 @@ def test_pixels_are_given_as_they_are() -> None:
 def test_wrong_number_of_outputs_is_refused() -> None:
     model, task = Fake(), exported_task("classify")
     model.classes = ["one"]
-    with pytest.raises(UserError, match=r"it returns \(1, 2\) for 1 classes"):
+    with pytest.raises(UserError, match=r"it returns \(1, 2\); images and classes are \(1, 1\)"):
         task.predict_batch(model, [np.zeros((3, 4, 6), np.float32)])
 
 

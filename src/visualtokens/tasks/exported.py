@@ -154,8 +154,9 @@ def _logits(model: ExportedModel, images: Array, *, axes: int) -> Array:
     found = model(images)
     if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
         raise UserError(f"it returns {getattr(found, 'dtype', type(found).__name__)} instead of float32")
-    if found.ndim != axes or found.shape[:2] != (len(images), len(model.classes)) or not found.size:
-        raise UserError(f"it returns {found.shape} for {len(images)} images and {len(model.classes)} classes")
+    expected = (len(images), len(model.classes))
+    if found.ndim != axes or found.shape[:2] != expected or not found.size:
+        raise UserError(f"it returns {found.shape}; images and classes are {expected}")
     if not np.isfinite(found).all():
         raise UserError("it returns values that are not finite, for which there is no answer")
     return found
