@@ -151,7 +151,7 @@ def test_interrupted_explanations_are_on_the_page(
     assert json.loads(out)["interrupted"] is True
     assert len(json.loads(out)["explained"]) == 2
     page = (tmp_path / "x.html").read_text(encoding="utf-8")
-    assert page.count('<article class="sample">') == 2
+    assert page.count('<article class="sample regions">') == 2
     assert "the run was interrupted" in page
 
 
