@@ -88,7 +88,8 @@ def explain(
     negative; several layers are intersected), or from its patch features if it groups nothing or its clusters
     show at most three places. ``regions`` is their number, at most, or their labels ``(h, w)`` themselves.
     ``hide`` is what stands in for hidden regions: "mean" colour, "black", "blur", "inpaint", or "tokens" to
-    remove their tokens inside a vision transformer. ``budget`` is the number of forward passes, ``batch`` of them at a time; a smaller budget
+    remove their tokens inside a vision transformer. ``budget`` is the number of forward passes, ``batch`` of
+    them at a time; a smaller budget
     gives larger standard errors. The heat map of all patches, which :meth:`Explanation.saliency` returns,
     comes from gradients and attention while the strongest patches are removed in ``path`` steps; with
     ``path=0`` it is made of the regions' values. ``unit`` is that of the score: "probability" or "log-odds".
