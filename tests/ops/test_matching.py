@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from visualtokens.ops import bipartite_merge, nearest_merge, ungroup
-from visualtokens.ops.matching import ROUND, merge_count
+from visualtokens.ops.matching import ROUND_SHARE, ROUND_TOKENS, merge_count
 
 from .helpers import EXAMPLES, assert_close, assert_same_leaves, compiled, layouts, rand, randint, randn
 
@@ -225,13 +225,13 @@ def kept_and_assigned(metric: np.ndarray, w: np.ndarray, k: int) -> tuple[list[i
             blocked = first[i] > first[nearest[i][0]]
             second = nearest[i][1:2]
             cost[i] = first[i] if not blocked else (w[i] * distance[i, second[0]] if second else np.inf)
-        stay = max(k, len(kept) - max(1, int(len(kept) * ROUND)))
+        stay = max(k, len(kept) - max(ROUND_TOKENS, int(len(kept) * ROUND_SHARE)))
         kept = sorted(sorted(kept, key=lambda i: -cost[i])[:stay])
     nearest_kept = [int(np.argmin([distance[i, j] for j in kept])) for i in range(len(metric))]
     return kept, [kept.index(i) if i in kept else nearest_kept[i] for i in range(len(metric))]
 
 
-@given(st.integers(1, 3), st.integers(2, 24), st.data())
+@given(st.integers(1, 3), st.integers(2, 48), st.data())
 def test_nearest_merge_is_that_of_a_loop(b: int, n: int, data: st.DataObject) -> None:
     k, seed = data.draw(st.integers(1, n)), data.draw(st.integers(0, 10_000))
     x, metric = randn(b, n, 5, seed=seed, dtype=torch.float64), randn(b, n, 3, seed=seed + 1)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from visualtokens.tune.tradeoff import Tradeoff
 
 CALIBRATION = 64  # photos
-CLUSTERINGS = ("kmeans", "weighted_kmeans", "kmedoids", "weighted_kmedoids")
 SHARES = (0.8, 0.65, 0.5, 0.35)  # of the multiply-adds, for the curve
 
 
@@ -133,6 +132,7 @@ def run(config: ReduceConfig) -> Result:
 def _clustering(config: ReduceConfig) -> dict[str, Any]:
     """Return the options of ``reduce`` for the clustering."""
     from visualtokens.reduce import AS_PUBLISHED
+    from visualtokens.reduce.methods import CLUSTERINGS
 
     chosen: dict[str, Any] = {"init": config.init, "iterations": config.iterations}
     given = {name: value for name, value in chosen.items() if value != getattr(ReduceConfig, name)}

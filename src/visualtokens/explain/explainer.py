@@ -89,11 +89,11 @@ def explain(
     show at most three places. ``regions`` is their number, at most, or their labels ``(h, w)`` themselves.
     ``hide`` is what stands in for hidden regions: "mean" colour, "black", "blur", "inpaint", or "tokens" to
     remove their tokens inside a vision transformer. ``budget`` is the number of forward passes, ``batch`` of
-    them at a time; a smaller budget
-    gives larger standard errors. The heat map of all patches, which :meth:`Explanation.saliency` returns,
-    comes from gradients and attention while the strongest patches are removed in ``path`` steps; with
-    ``path=0`` it is made of the regions' values. ``unit`` is that of the score: "probability" or "log-odds".
-    ``of="attention"`` lets "cluster" mask the patches that attend to each cluster.
+    them at a time; a smaller budget gives larger standard errors. The heat map of all patches, which
+    :meth:`Explanation.saliency` returns, comes from gradients and attention while the strongest patches are
+    removed in ``path`` steps; with ``path=0`` it is made of the regions' values. ``unit`` is that of the
+    score: "probability" or "log-odds". ``of="attention"`` lets "cluster" mask the patches that attend to each
+    cluster.
 
     The model's mode, device and gradients are left unchanged.
     """

@@ -13,7 +13,8 @@ from visualtokens.ops.groups import group_mean, group_sum, take
 from visualtokens.ops.numerics import check_finite, no_autocast, upcast
 from visualtokens.ops.seeds import highest, top_k
 
-ROUND = 1 / 4  # share of the tokens that one round of nearest_merge may drop
+# One round of nearest_merge may drop this share of the tokens, or this many if that is more.
+ROUND_SHARE, ROUND_TOKENS = 1 / 4, 8
 
 
 class Merged(NamedTuple):
@@ -39,10 +40,10 @@ def nearest_merge(
 
     for ``metric`` m ``(B, N, D)``, which defaults to x, and ``weights`` w ``(B, N)``, which default to ones
     and must not be negative. If j is cheaper than i, and so would be dropped first, i's second nearest token
-    counts. A round drops at most a quarter of the tokens, so that costs stay true; rounds are repeated until
-    K are left. A new token is the :func:`mean_direction` of its group. The order is that of the kept tokens.
-    ``size (B, N)``, by default ones, is summed. Gradients reach x through the means, not through the
-    choice. ``k >= N`` changes nothing.
+    counts. A round drops at most a quarter of the tokens, or eight, so that costs stay true; rounds are
+    repeated until K are left. A new token is the :func:`mean_direction` of its group. The order is that of
+    the kept tokens. ``size (B, N)``, by default ones, is summed. Gradients reach x through the means, not
+    through the choice. ``k >= N`` changes nothing.
 
     With ``threshold`` more than K may stay: as many as the image needs, or the neediest image of a batch.
     Merging ends as soon as no token costs less than ``threshold`` times √2 · mean w · mean ‖m‖, about the
@@ -55,8 +56,8 @@ def nearest_merge(
     size = upcast(x).new_ones(b, n) if size is None else size
     if k >= n:
         return Merged(x, size, torch.arange(n, device=x.device).expand(b, n))
-    assignment = nearest_groups(x if metric is None else metric, k, weights=weights, threshold=threshold)
-    k = k if threshold is None else int(assignment.max()) + 1
+    metric = x if metric is None else metric
+    assignment, k = nearest_groups(metric, k, weights=weights, threshold=threshold)
     total = size.new_zeros(b, k).scatter_add(1, assignment, size)  # (B, K)
     return Merged(mean_direction(x, assignment, k, weights=weights), total, assignment)
 
@@ -85,8 +86,8 @@ def _positive(weights: Tensor | None, like: Tensor) -> Tensor:
 @torch.no_grad()
 def nearest_groups(
     metric: Tensor, k: int, *, weights: Tensor | None = None, threshold: float | None = None
-) -> Tensor:
-    """The groups of :func:`nearest_merge`, ``(B, N)``: the index of each token's nearest kept token."""
+) -> tuple[Tensor, int]:
+    """The groups of :func:`nearest_merge`: the index of each token's nearest kept token ``(B, N)``, and K."""
     b, n, _ = metric.shape
     points = upcast(metric)
     weights = _positive(weights, points)
@@ -105,16 +106,16 @@ def nearest_groups(
         fewest = k if enough is None else max(k, int((cost >= enough).sum(1).max()))
         if fewest >= present:
             break
-        stay = top_k(cost, max(fewest, present - max(1, int(present * ROUND))))
+        stay = top_k(cost, max(fewest, present - max(ROUND_TOKENS, int(present * ROUND_SHARE))))
         kept = stay if kept is None else kept.gather(1, stay)
         if kept.shape[1] == fewest and enough is None:
             break
         among = take(take(distance, kept).mT, kept)  # (B, stay, stay); the distances are symmetric
     if kept is None:
-        return torch.arange(n, device=metric.device).expand(b, n)
-    assignment = take(distance, kept).min(1).indices  # (B, N)
+        return torch.arange(n, device=metric.device).expand(b, n), n
+    assignment, k = take(distance, kept).min(1).indices, kept.shape[1]  # (B, N)
     # a kept token is its own, even if another kept one is equal to it
-    return assignment.scatter(1, kept, torch.arange(kept.shape[1], device=metric.device).expand_as(kept))
+    return assignment.scatter(1, kept, torch.arange(k, device=metric.device).expand_as(kept)), k
 
 
 def _costs_to_lose(squared: Tensor, w: Tensor) -> Tensor:

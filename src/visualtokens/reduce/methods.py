@@ -217,8 +217,7 @@ class WeightedMerge(Pool):
         if k == 0:
             return keep_none(x)
         metric = F.layer_norm(upcast(x), x.shape[-1:])
-        groups = nearest_groups(metric, k, weights=seen.significance, threshold=self.threshold)  # (B, n)
-        k = k if self.threshold is None else int(groups.max()) + 1
+        groups, k = nearest_groups(metric, k, weights=seen.significance, threshold=self.threshold)  # (B, n)
         return Pooled(tokens=mean_direction(x, groups, k, weights=seen.significance), assignment=groups)
 
 
@@ -321,6 +320,7 @@ def _clustering(kind: type[Clustering], *, weighted: bool, iterations: int) -> F
     return make
 
 
+CLUSTERINGS = ("kmeans", "weighted_kmeans", "kmedoids", "weighted_kmedoids")  # have a start and updates
 # K-means: the paper's 3 updates. K-medoids: the paper states no number; more than one changes the features of
 # a pretrained model by less than the difference between two images.
 register_method("kmeans", _clustering(KMeans, weighted=False, iterations=3))
