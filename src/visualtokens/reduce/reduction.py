@@ -75,7 +75,6 @@ def reduce(
     ``model`` is one of timm, transformers, open_clip or torchvision, or contains one; docs/reduce_support.md
     lists the supported kinds.
 
-
     Between the attention and the MLP of every block, the block's n tokens are reduced to at most K. Prefix
     tokens (class, distillation, registers) are always kept and not counted. The weights do not change;
     :func:`restore` removes the reduction.
