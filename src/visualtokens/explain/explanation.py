@@ -59,7 +59,7 @@ class Explanation:
     truth: int | None = None  # the true class, if known
     attention: Floats | None = None  # (K, h, w), 0 to 1: how the patches attend to each cluster, if they do
     of: str = "groups"  # what `maps` show: "groups" or "attention"
-    layers: tuple[Layer, ...] = ()  # all layers that divide the patches among tokens, first to last
+    layers: tuple[Layer, ...] = ()  # all layers that group the patches into tokens, first to last
     shown: int = 6  # how many regions are drawn
     method: str = "cluster"
     hide: str = "black"  # what stands in for hidden regions
@@ -249,7 +249,10 @@ def _save_npz(e: Explanation, path: Path) -> None:
                 f"{name}_score": np.array(variant.score),
                 f"{name}_picture": np.asarray(variant.picture),
             }
-    arrays |= {f"layer_{i}": layer.assignment for i, layer in enumerate(e.layers)}
+    for i, layer in enumerate(e.layers):
+        arrays[f"layer_{i}"] = layer.assignment
+        if layer.maps is not None:
+            arrays[f"layer_{i}_maps"] = layer.maps
     with path.open("wb") as file:  # given a name, numpy would append .npz
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -307,6 +310,6 @@ def _load_variant(data: Mapping[str, NDArray], name: str) -> Variant | None:
 def _load_layers(data: Mapping[str, NDArray]) -> tuple[Layer, ...]:
     described = zip(data["layer_names"], data["layer_forms"], data["layer_tokens"], strict=True)
     return tuple(
-        Layer(str(name), form.item(), int(tokens), data[f"layer_{i}"])
+        Layer(str(name), form.item(), int(tokens), data[f"layer_{i}"], data.get(f"layer_{i}_maps"))
         for i, (name, form, tokens) in enumerate(described)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from visualtokens.explain.cards import (
@@ -16,6 +17,7 @@ from visualtokens.explain.cards import (
 )
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.html import KeyFigure, Origin, bar, header, page, section
+from visualtokens.explain.layers import Layer
 from visualtokens.explain.render import (
     cut_to_box,
     data_uri,
@@ -65,9 +67,10 @@ def explanation_page(
         body.append(_beside(explanation, beside))
     if explanation.attention is not None and explanation.of == "groups":
         body.append(section("Attention to the clusters", ATTENTION, _attention_strip(explanation)))
-    if explanation.layers:
-        intro = LAYERS[explanation.layers[-1].form]
-        body.append(section("Tokens of each layer", intro, _layer_strip(explanation)))
+    if layers := drawn_layers(explanation):
+        body.append(
+            section("Tokens of each layer", LAYERS[layers[-1].form], _layer_strip(explanation, layers))
+        )
     heading, intro = CLASSES[explanation.kind]
     body.append(section(heading, intro, _class_table(explanation)))
     return page(title, body, origin=origin)
@@ -161,10 +164,10 @@ def _beside(explanation: Explanation, other: Explanation) -> str:
 # Layers, attention, classes.
 
 
-def _layer_strip(explanation: Explanation) -> str:
+def _layer_strip(explanation: Explanation, layers: Sequence[Layer]) -> str:
     image, box = resize_for_display(explanation.image, explanation.crop_box, side=SIDE)
     items = []
-    for layer in drawn_layers(explanation):
+    for layer in layers:
         name = module_name(layer.name)
         source = data_uri(draw_layer(layer, image, box))
         items.append(_captioned(source, str(layer.tokens), name, alt=f"{name}: {layer_counts(layer)}"))
