@@ -179,12 +179,18 @@ class Explanation:
         return write_animation(path, self)
 
     def save(
-        self, path: str | Path, *, origin: Origin | None = None, beside: Explanation | None = None
+        self,
+        path: str | Path,
+        *,
+        origin: Origin | None = None,
+        beside: Explanation | None = None,
+        interactive: bool = False,
     ) -> Path:
         """Write a figure (.png), a page (.html) or the data (.npz, for :meth:`load`).
 
         ``origin`` is shown in the footer of a page; ``beside`` is the explanation of another class of the
-        same image, such as the true one, that the page shows as well.
+        same image, such as the true one, that the page shows as well. On an ``interactive`` page, pointing at
+        a patch lights its token in every layer.
         """
         path = Path(path)
         if path.suffix not in (".png", ".html", ".npz"):
@@ -197,10 +203,17 @@ class Explanation:
             from visualtokens.explain.html import write_page
             from visualtokens.explain.page import explanation_page  # which imports this module
 
-            write_page(path, explanation_page(self, origin=origin, beside=beside))
+            page = explanation_page(self, origin=origin, beside=beside, interactive=interactive)
+            write_page(path, page)
         else:
             write_atomically(path, lambda temporary: _save_npz(self, temporary))
         return path
+
+    def _repr_html_(self) -> str:
+        """What a notebook displays: the class, the values and the token view."""
+        from visualtokens.explain.page import explanation_frame  # which imports this module
+
+        return explanation_frame(self)
 
     @staticmethod
     def load(path: str | Path) -> Explanation:
