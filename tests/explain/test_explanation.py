@@ -70,7 +70,14 @@ HARD = dict(
 )
 
 
-@pytest.mark.parametrize("changes", [{}, HARD])
+SOFT = dict(
+    layers=(
+        Layer("tap", "soft", 2, np.zeros((2, 2), dtype=int), np.arange(8, dtype=np.uint8).reshape(2, 2, 2)),
+    ),
+)
+
+
+@pytest.mark.parametrize("changes", [{}, HARD, SOFT])
 def test_npz_round_trip(tmp_path: Path, changes: dict) -> None:
     before = explanation(**changes)
     after = Explanation.load(before.save(tmp_path / "new" / "x.npz"))
@@ -78,7 +85,11 @@ def test_npz_round_trip(tmp_path: Path, changes: dict) -> None:
         got = getattr(after, name)
         if name == "layers":
             got, value = (
-                [{**vars(one), "assignment": one.assignment.tolist()} for one in s] for s in (got, value)
+                [
+                    {**vars(one), "assignment": one.assignment.tolist(), "maps": np.array(one.maps).tolist()}
+                    for one in s
+                ]
+                for s in (got, value)
             )
         if name == "image" or isinstance(value, np.ndarray):
             assert np.array_equal(np.asarray(got), np.asarray(value)), name

@@ -11,10 +11,11 @@ import visualtokens
 from visualtokens.errors import UserError
 from visualtokens.explain.importance import normalise
 from visualtokens.explain.layers import form_of, layers_of, patch_attention, record_attention
+from visualtokens.explain.render import drawn_layers
 from visualtokens.grouping import Grouping, record_groupings
 from visualtokens.reduce import forward_tokens
 
-from .stubs import HardTokens, SoftClusters, SuperTokens, explain_clusters, preprocess
+from .stubs import HardTokens, SoftClusters, SuperTokens, explain_clusters, explanation, preprocess
 
 PREPROCESS = preprocess(16, 16)
 
@@ -51,8 +52,28 @@ def test_super_tokens_tessellate() -> None:
     assert [layer.name for layer in got.layers] == ["tap"]
 
 
-def test_soft_clusters_do_not_divide_the_patches() -> None:
-    assert layers_of({"tap": Grouping.soft(torch.rand(1, 4, 2), (2, 2))}) == ()
+def test_soft_clusters_have_maps_and_are_not_drawn_as_a_division() -> None:
+    """Each weight in steps of 1/255 between the smallest and the largest of its cluster."""
+    weights = torch.tensor([[[0.1, 4.0], [0.3, 0.0], [0.6, 1.0], [0.6, 2.0]]])  # (1, N, K)
+    soft = Grouping.soft(weights, (2, 2))
+    [layer] = layers_of({"a": soft, "repeated": soft})
+    assert (layer.name, layer.form, layer.tokens) == ("a", "soft", 2)
+    assert layer.assignment.tolist() == [[1, 0], [1, 1]]
+    assert layer.maps is not None
+    assert layer.maps.tolist() == [[[0, 102], [255, 255]], [[255, 0], [64, 128]]]
+    other = Grouping.soft(weights**2, (2, 2))  # the same division with other weights
+    layers = layers_of({"a": soft, "b": other})
+    assert [one.name for one in layers] == ["a", "b"]
+    assert drawn_layers(explanation(layers=layers)) == []
+
+
+def test_large_maps_are_stored_small() -> None:
+    ramp = torch.arange(112.0).expand(1, 56, 112).flatten(1).unsqueeze(2)  # (1, N, 1)
+    [layer] = layers_of({"tap": Grouping.soft(ramp, (56, 112))})
+    assert layer.assignment.shape == (56, 112)
+    assert layer.maps is not None
+    assert layer.maps.shape == (1, 14, 28)
+    assert np.abs(layer.maps[0] - np.linspace(0, 255, 28)).max() <= 0.5
 
 
 def reduced_vit(method: str, keep: list[int]) -> nn.Module:

@@ -40,6 +40,7 @@ EXPLAINED: tuple[str, ...] = (
     "hide",
     "budget",
     "animate",
+    "interactive",
 )
 
 
@@ -91,6 +92,9 @@ class ExplainConfig(DataOptions):
     animate: str = ""
     """File (.webp or .gif) for an animation of the patches of one image flowing together into tokens."""
 
+    interactive: bool = False
+    """Adds the token view to the page of one image: pointing at a patch lights its token in every layer."""
+
     size: int | None = None
     """Side of the square input images; by default as in training."""
 
@@ -130,6 +134,8 @@ def run(config: ExplainConfig) -> Result:
     if bool(config.image) == (config.faithfulness or bool(config.data)):
         raise UserError("give an image or a folder to explain, or --data, which --faithfulness needs too")
     _refuse_without_effect(config)
+    if config.interactive and (not (config.save or PAGE).endswith(".html") or Path(config.image).is_dir()):
+        raise UserError("interactive=True is for the page of one image; give an image and --save NAME.html")
     if config.image:
         outputs = [Path(config.save or PAGE), *([Path(config.animate)] if config.animate else [])]
         refuse_overwriting(outputs, _explained_files(config))
@@ -235,7 +241,8 @@ def _explain_image(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
         beside = checkpoint.explain(
             image, **options | dict(target=truth, regions=explanation.regions), truth=truth
         )
-    saved = [explanation.save(save, origin=_origin(config, checkpoint), beside=beside)]
+    page: dict[str, Any] = dict(beside=beside, interactive=config.interactive)
+    saved = [explanation.save(save, origin=_origin(config, checkpoint), **page)]
     if config.animate:
         saved.append(explanation.animate(config.animate))
     names = [str(path) for path in saved]
@@ -357,7 +364,7 @@ def _folder_text(gallery: Gallery, saved: str) -> str:
 
 GROUPS = {
     "images and model": ("image", "checkpoint", "size"),
-    "explanation": ("target", "against", "object", "top", "save", "animate"),
+    "explanation": ("target", "against", "object", "top", "save", "animate", "interactive"),
     "method": ("method", "regions", "hide", "budget", "layer", "of"),
     "faithfulness": ("faithfulness", "data", "split", "images", "masks", "methods", "steps"),
     "hardware and speed": ("device", "batch"),

@@ -12,7 +12,8 @@ from PIL import Image, ImageDraw
 from visualtokens.errors import UserError
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.importance import Floats
-from visualtokens.explain.layers import Ints, Layer
+from visualtokens.explain.layers import Ints
+from visualtokens.explain.render import drawn_layers
 from visualtokens.files import write_atomically
 
 FORMATS = {".webp": "WEBP", ".gif": "GIF"}
@@ -20,7 +21,6 @@ SIDE = 448  # pixels of the longer side
 STEPS = 10  # frames between two layers
 PAUSE = 6  # frames on a layer
 SECOND_PER_FRAME = 0.06
-MAX_LAYERS = 12
 BACKGROUND = (22, 22, 26)
 GAP = 0.94  # the share of its cell that a token fills, so that neighbours can be told apart
 
@@ -65,7 +65,7 @@ def frames(explanation: Explanation) -> list[Image.Image]:
     A model whose layers keep all patches shows them flowing into the regions of the explanation.
     """
     photo = _cropped(explanation)
-    assignments = [layer.assignment for layer in _selected(explanation)] or [explanation.regions]
+    assignments = [layer.assignment for layer in drawn_layers(explanation)] or [explanation.regions]
     grid = assignments[0].shape
     patches = np.arange(grid[0] * grid[1]).reshape(grid)
     stages = [_stage(photo, labels) for labels in (patches, *assignments) if labels.shape == grid]
@@ -76,13 +76,6 @@ def frames(explanation: Explanation) -> list[Image.Image]:
         out += [_draw(_between(before, after, _ease((i + 1) / STEPS)), photo.size) for i in range(STEPS)]
         out += [out[-1]] * PAUSE
     return out + [out[-1]] * (2 * PAUSE)
-
-
-def _selected(explanation: Explanation) -> list[Layer]:
-    layers = explanation.layers
-    if len(layers) <= MAX_LAYERS:
-        return list(layers)
-    return [layers[round(i)] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS)]
 
 
 def _cropped(explanation: Explanation) -> Image.Image:

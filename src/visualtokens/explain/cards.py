@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import NamedTuple
 
 from visualtokens.explain.explanation import Explanation, Variant
-from visualtokens.explain.html import bar, file_name, wrappable
+from visualtokens.explain.html import bar, by_width, file_name, wrappable
 from visualtokens.explain.render import (
+    MAX_ASPECT,
     colour_stops,
     data_uri,
     draw_cluster,
@@ -86,6 +88,18 @@ def card(explanation: Explanation, *, name: str = "", note: str = "", side: int 
         f'{what_if(explanation)}</div>\n<div class="effects">\n<div class="prediction">\n'
         f"{prediction(explanation, name, note)}</div>\n{bars(explanation)}</div>\n</article>\n"
     )
+
+
+def card_height(explanation: Explanation) -> str:
+    """The height of a card without name as CSS, enough for the layouts of page.css; 100% is its width."""
+    ratio = min(explanation.image.height / explanation.image.width, MAX_ASPECT)
+    if explanation.method == "cluster":
+        wide = f"max({168 * ratio + 190:.0f}px, 16% * {ratio:.3f} + 180px)"
+        return by_width((640, f"100% * {1.1 * ratio:.3f} + 320px"), (math.inf, wide))
+    values = 110 + 37 * (len(explanation.listed) + 1)
+    tiles = 132 + 90 if explanation.only is not None else 0
+    wide = f"max(42% * {ratio:.3f} + {tiles}px, {values}px) + 70px"
+    return by_width((640, f"100% * {ratio:.3f} + {tiles + values + 90}px"), (math.inf, wide))
 
 
 def prediction(explanation: Explanation, name: str, note: str) -> str:

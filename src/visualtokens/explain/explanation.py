@@ -59,7 +59,7 @@ class Explanation:
     truth: int | None = None  # the true class, if known
     attention: Floats | None = None  # (K, h, w), 0 to 1: how the patches attend to each cluster, if they do
     of: str = "groups"  # what `maps` show: "groups" or "attention"
-    layers: tuple[Layer, ...] = ()  # all layers that divide the patches among tokens, first to last
+    layers: tuple[Layer, ...] = ()  # all layers that group the patches into tokens, first to last
     shown: int = 6  # how many regions are drawn
     method: str = "cluster"
     hide: str = "black"  # what stands in for hidden regions
@@ -179,12 +179,18 @@ class Explanation:
         return write_animation(path, self)
 
     def save(
-        self, path: str | Path, *, origin: Origin | None = None, beside: Explanation | None = None
+        self,
+        path: str | Path,
+        *,
+        origin: Origin | None = None,
+        beside: Explanation | None = None,
+        interactive: bool = False,
     ) -> Path:
         """Write a figure (.png), a page (.html) or the data (.npz, for :meth:`load`).
 
         ``origin`` is shown in the footer of a page; ``beside`` is the explanation of another class of the
-        same image, such as the true one, that the page shows as well.
+        same image, such as the true one, that the page shows as well. On an ``interactive`` page, pointing at
+        a patch lights its token in every layer.
         """
         path = Path(path)
         if path.suffix not in (".png", ".html", ".npz"):
@@ -197,10 +203,17 @@ class Explanation:
             from visualtokens.explain.html import write_page
             from visualtokens.explain.page import explanation_page  # which imports this module
 
-            write_page(path, explanation_page(self, origin=origin, beside=beside))
+            page = explanation_page(self, origin=origin, beside=beside, interactive=interactive)
+            write_page(path, page)
         else:
             write_atomically(path, lambda temporary: _save_npz(self, temporary))
         return path
+
+    def _repr_html_(self) -> str:
+        """What a notebook displays: the class, the values and the token view."""
+        from visualtokens.explain.page import explanation_frame  # which imports this module
+
+        return explanation_frame(self)
 
     @staticmethod
     def load(path: str | Path) -> Explanation:
@@ -249,7 +262,10 @@ def _save_npz(e: Explanation, path: Path) -> None:
                 f"{name}_score": np.array(variant.score),
                 f"{name}_picture": np.asarray(variant.picture),
             }
-    arrays |= {f"layer_{i}": layer.assignment for i, layer in enumerate(e.layers)}
+    for i, layer in enumerate(e.layers):
+        arrays[f"layer_{i}"] = layer.assignment
+        if layer.maps is not None:
+            arrays[f"layer_{i}_maps"] = layer.maps
     with path.open("wb") as file:  # given a name, numpy would append .npz
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
@@ -307,6 +323,6 @@ def _load_variant(data: Mapping[str, NDArray], name: str) -> Variant | None:
 def _load_layers(data: Mapping[str, NDArray]) -> tuple[Layer, ...]:
     described = zip(data["layer_names"], data["layer_forms"], data["layer_tokens"], strict=True)
     return tuple(
-        Layer(str(name), form.item(), int(tokens), data[f"layer_{i}"])
+        Layer(str(name), form.item(), int(tokens), data[f"layer_{i}"], data.get(f"layer_{i}_maps"))
         for i, (name, form, tokens) in enumerate(described)
     )

@@ -73,13 +73,14 @@ def _region_panels(explanation: Explanation, image: Image.Image, box: Box) -> li
 
 def layers_figure(explanation: Explanation) -> Figure:
     """The layers that divide the patches among tokens, side by side."""
-    if not explanation.layers:
+    layers = drawn_layers(explanation)
+    if not layers:
         raise UserError(
             f"{module_name(explanation.layer)} does not divide the patches among its tokens: every token "
             "has a weight on all of them; plot() shows the maps"
         )
     image, box = resize_for_display(explanation.image, explanation.crop_box, side=512)
-    panels = [_layer_panel(layer, image, box) for layer in drawn_layers(explanation)]
+    panels = [_layer_panel(layer, image, box) for layer in layers]
     return _panels(panels, "The patches that each token represents, layer by layer.")
 
 

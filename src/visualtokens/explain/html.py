@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -181,6 +182,20 @@ def choices(options: Sequence[Choice]) -> tuple[str, str]:
         "<p>A class shows the images of this class and those predicted as it.</p>\n</fieldset>\n"
     )
     return form, "".join(rules)
+
+
+def by_width(*lengths: tuple[float, str]) -> str:
+    """The CSS length that applies to a width: those up to so many pixels, the narrowest first.
+
+    In a padding, 100% is the width of the box around an element; so the height of a frame can follow the
+    layout inside it without a script.
+    """
+    parts, before = [], 0.0
+    for end, length in lengths:
+        upper = "" if math.isinf(end) else f", ({end + 0.5:g}px - 100%) * 9999"
+        parts.append(f"min({length}, (100% - {before - 0.5:g}px) * 9999{upper})")
+        before = end + 1
+    return f"max({', '.join(parts)})"
 
 
 def bar(*parts: tuple[str, float]) -> str:

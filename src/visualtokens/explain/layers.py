@@ -14,9 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from visualtokens.explain.importance import normalise
 from visualtokens.grouping import Grouping
 
 Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+MAP_SIDE = 28  # cells of the longer side of a stored map, at most: smooth maps lose nothing that is seen
 
 # Soft: overlapping maps over all patches (VT, PaCa). Tessellation: each patch is shared by its nearest
 # super tokens (STViT). Hard: each patch belongs to at most one token (pooling, merging).
@@ -31,6 +35,7 @@ class Layer:
     form: Form
     tokens: int
     assignment: Ints  # (h, w): the token with the largest weight on each patch, -1 for none
+    maps: Bytes | None = None  # soft: (K, h', w'), the weights of each token, 0 to its largest as 0 to 255
 
     @property
     def dropped(self) -> int:
@@ -51,15 +56,31 @@ def assignment_of(grouping: Grouping) -> Ints:
 
 
 def layers_of(groupings: Mapping[str, Grouping]) -> tuple[Layer, ...]:
-    """The layers that divide the patches among tokens, without those that repeat the previous division."""
+    """The layers with their tokens, without those that repeat the previous one."""
     out: list[Layer] = []
     for name, grouping in groupings.items():
-        if form_of(grouping) == "soft":
-            continue
-        assignment = assignment_of(grouping)
-        if not out or not np.array_equal(out[-1].assignment, assignment):
-            out.append(Layer(name, form_of(grouping), grouping.tokens, assignment))
+        form = form_of(grouping)
+        maps = quantise(grouping.maps()[0]) if form == "soft" else None
+        layer = Layer(name, form, grouping.tokens, assignment_of(grouping), maps)
+        if not out or not _same(out[-1], layer):
+            out.append(layer)
     return tuple(out)
+
+
+def quantise(maps: Tensor) -> Bytes:
+    """``(K, h', w')``: maps ``(K, h, w)`` of at most ``MAP_SIDE`` cells a side, each from 0 to 255."""
+    h, w = maps.shape[1:]
+    shrink = min(MAP_SIDE / max(h, w), 1.0)
+    size = max(round(h * shrink), 1), max(round(w * shrink), 1)
+    pooled = F.interpolate(maps.float().unsqueeze(1), size=size, mode="area").squeeze(1)
+    return (normalise(pooled) * 255).round().byte().cpu().numpy()
+
+
+def _same(a: Layer, b: Layer) -> bool:
+    """Whether two layers divide the patches in the same way, and with the same weights if they are soft."""
+    if (a.maps is None) != (b.maps is None) or not np.array_equal(a.assignment, b.assignment):
+        return False
+    return a.maps is None or b.maps is None or np.array_equal(a.maps, b.maps)
 
 
 # Attention weights of any model. Fused attention does not store them, so they are recomputed from the same

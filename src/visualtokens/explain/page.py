@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
+
+import torch
 
 from visualtokens.explain.cards import (
     SIDE,
     bars,
     card,
+    card_height,
     how_to_read,
     key,
     numbered_photo,
@@ -16,6 +20,7 @@ from visualtokens.explain.cards import (
 )
 from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.html import KeyFigure, Origin, bar, header, page, section
+from visualtokens.explain.layers import Layer, quantise
 from visualtokens.explain.render import (
     cut_to_box,
     data_uri,
@@ -28,6 +33,7 @@ from visualtokens.explain.render import (
     overlay,
     resize_for_display,
 )
+from visualtokens.explain.view import token_view, view_frame
 
 LARGE = 640  # pixels of the longer side of the main photo
 ATTENTION = (
@@ -40,6 +46,7 @@ LAYERS = {
     "hard": "The tokens left in each layer, and their number. The patches of a token are filled with their "
     "mean colour; dropped patches are dark.",
 }
+VIEW = "Point at a patch or tap it: the token that represents it lights up in every layer."
 TOKEN_NAMES = {"soft": "Clusters", "tessellation": "Super tokens", "hard": "Tokens"}
 CLASSES = {
     "image": ("Class probabilities", "The most probable classes."),
@@ -50,9 +57,16 @@ METHODS = {"shapley": "Shapley", "greedy": "Greedy", "gradient": "Gradient", "cl
 
 
 def explanation_page(
-    explanation: Explanation, *, origin: Origin | None = None, beside: Explanation | None = None
+    explanation: Explanation,
+    *,
+    origin: Origin | None = None,
+    beside: Explanation | None = None,
+    interactive: bool = False,
 ) -> str:
-    """The page of one explanation, and of another class of the same image ``beside`` it."""
+    """The page of one explanation, and of another class of the same image ``beside`` it.
+
+    An ``interactive`` page has the token view, with a script; without scripts it shows what other pages do.
+    """
     title = _question(explanation)
     body = [header(title, _figures(explanation))]
     if explanation.method == "cluster":
@@ -65,9 +79,8 @@ def explanation_page(
         body.append(_beside(explanation, beside))
     if explanation.attention is not None and explanation.of == "groups":
         body.append(section("Attention to the clusters", ATTENTION, _attention_strip(explanation)))
-    if explanation.layers:
-        intro = LAYERS[explanation.layers[-1].form]
-        body.append(section("Tokens of each layer", intro, _layer_strip(explanation)))
+    if interactive or drawn_layers(explanation):
+        body.append(_layers(explanation, interactive=interactive))
     heading, intro = CLASSES[explanation.kind]
     body.append(section(heading, intro, _class_table(explanation)))
     return page(title, body, origin=origin)
@@ -159,6 +172,38 @@ def _beside(explanation: Explanation, other: Explanation) -> str:
 
 
 # Layers, attention, classes.
+
+
+def _layers(explanation: Explanation, *, interactive: bool) -> str:
+    """The tokens of each layer as pictures, or as the token view, with the pictures in case of no scripts."""
+    drawn = drawn_layers(explanation)
+    strip = _layer_strip(explanation) if drawn else ""
+    if not interactive:
+        return section("Tokens of each layer", LAYERS[drawn[-1].form], strip)
+    title = "Tokens of each layer" if explanation.layers else "Patches and regions"
+    view = token_view(explanation.image, **_viewed(explanation))
+    return section(title, VIEW, f"{view}<noscript>\n{strip}</noscript>\n" if strip else view)
+
+
+def _viewed(explanation: Explanation) -> dict[str, Any]:
+    """The arguments of a token view. A model that groups nothing has one layer: the explained regions."""
+    if explanation.layers:
+        return dict(layers=explanation.layers, box=explanation.crop_box)
+    maps = quantise(torch.from_numpy(explanation.maps)) if explanation.form == "soft" else None
+    regions = Layer(explanation.layer, explanation.form, len(explanation.maps), explanation.regions, maps)
+    return dict(layers=[regions], box=explanation.crop_box, noun="" if maps is not None else "region")
+
+
+def explanation_frame(explanation: Explanation) -> str:
+    """The token view and the values of the explanation in one frame, for notebooks."""
+    viewed = _viewed(explanation)
+    return view_frame(
+        explanation.image,
+        **viewed,
+        caption=_question(explanation),
+        after=card(explanation),
+        after_height=card_height(explanation),
+    )
 
 
 def _layer_strip(explanation: Explanation) -> str:

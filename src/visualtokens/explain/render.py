@@ -337,10 +337,10 @@ def draw_layer(layer: Layer, image: Image.Image, box: Box) -> Image.Image:
 
 
 def drawn_layers(explanation: Explanation) -> list[Layer]:
-    """The layers to draw: all, or an even selection with the first and the last."""
-    layers = explanation.layers
+    """The layers that divide the patches: all, or an even selection with the first and the last."""
+    layers = [layer for layer in explanation.layers if layer.form != "soft"]
     if len(layers) <= MAX_LAYERS:
-        return list(layers)
+        return layers
     return [layers[round(i)] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS)]
 
 
