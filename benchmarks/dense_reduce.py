@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def speeds(folder: Path, size: int, batch: int, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {"quiet": timings.quiet}
     for name in runs:
         rate, ratio = timings.rate(name, batch), timings.ratio(name)
-        found[name] = {"images_per_second": rate._asdict(), "speedup": ratio._asdict()}
+        found[name] = {"images_per_second": asdict(rate), "speedup": asdict(ratio)}
     return found
 
 
