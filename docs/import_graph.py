@@ -20,6 +20,7 @@ SHELLS = ("cli", "demo", "papers")  # may import every part
 # Column and caption of each box. Rows follow from the imports.
 BOXES: Mapping[str, tuple[float, str]] = {
     "studies": (3, "claims put to the test"),
+    "studio": (5, "models in the browser"),
     "tune": (3, "plans, searches, trade-offs"),
     "hub": (6, "repositories, model cards"),
     "train": (4, "the training engine"),

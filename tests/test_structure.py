@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"models"},
     "tune": {"reduce", "bench", "train", "tasks", "checkpoint", "converters", "data"},
     "studies": {"reduce", "bench", "train", "tune", "tasks", "checkpoint"},
+    "studio": {"explain", "reduce", "tune", "tasks", "data"},
     "report": {"explain", "data"},
     "hub": {"train", "checkpoint", "tasks", "explain", "data"},
 }

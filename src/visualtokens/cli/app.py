@@ -30,6 +30,7 @@ VERBS = {
     "push": "Share a checkpoint on the Hugging Face Hub with a model card.",
     "papers": "Show the published figures of the papers beside those of this library.",
     "reproduce": "Test claims of the papers by trainings at small scale, with several seeds.",
+    "studio": "See, explain, reduce and compare models in the browser.",
     "demo": "Train, evaluate and explain a small model on real digits, and write a report.",
     "completion": "Print a script that completes commands in bash, zsh or fish.",
     "help": "Show this list, or the options of a verb.",

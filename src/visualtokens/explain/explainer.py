@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from visualtokens.explain.layers import (
 )
 from visualtokens.explain.regions import Ints, Regions, consecutive, find_regions, select_layers
 from visualtokens.explain.subject import Subject, class_subject
-from visualtokens.explain.values import Attribution, Game, attribution, greedy, shapley
+from visualtokens.explain.values import Game, attribution, greedy, shapley
 from visualtokens.grouping import Grouping, Tap, record_groupings
 from visualtokens.modes import eval_mode
 
@@ -224,7 +224,7 @@ def attribute(
             heat = path_map(model, x, score, steps=path)
             passes = 0 if heat is None else path_cost(path)
         full, empty, evaluations = game.full, game.empty, game.evaluations + passes
-        only, without = _variants(game, found, inputs, regions, hide)
+        only, without = _variants(game, found.order[:HIGHLIGHTED], inputs, regions.labels, hide)
     masks = regions.masks()
     return dict(
         maps=masks,
@@ -245,15 +245,32 @@ def attribute(
     )
 
 
-def _variants(
-    game: Game, found: Attribution, inputs: Input, regions: Regions, hide: Hide
+def variants(
+    subject: Subject, explanation: Explanation, chosen: Sequence[int], *, batch: int = 16
 ) -> tuple[Variant, Variant]:
-    """The image with its best regions only, and without them."""
+    """The image of an ``explanation`` of ``subject`` with only the ``chosen`` regions, and without them."""
+    count = len(explanation.order)
+    for k in chosen:
+        if k not in range(count):
+            raise UserError(f"region {k} does not exist; the explanation has regions 0 to {count - 1}")
+    model, inputs, hide = subject.model, subject.inputs, cast(Hide, explanation.hide)
+    like = input_like(model)
+    x, black = inputs.x.to(like.device), inputs.black.to(like.device)
+    with eval_mode(model), torch.no_grad():
+        labels = explanation.regions
+        game = make_game(model, x, labels, subject.score, hide=hide, black=black, batch=batch)
+        return _variants(game, chosen, inputs, labels, hide)
+
+
+def _variants(
+    game: Game, chosen: Sequence[int], inputs: Input, labels: Ints, hide: Hide
+) -> tuple[Variant, Variant]:
+    """The image with only some regions, and without them."""
     best = np.zeros(game.players, dtype=bool)
-    best[list(found.order[:HIGHLIGHTED])] = True
+    best[list(chosen)] = True
     scores = game(np.stack((best, ~best)))
     filler = Filler(inputs.x, "mean" if hide == "tokens" else hide, inputs.black)
-    region = pixel_labels(regions.labels, (inputs.x.shape[1], inputs.x.shape[2]))
+    region = pixel_labels(labels, (inputs.x.shape[1], inputs.x.shape[2]))
     pictures = filler(torch.from_numpy(np.stack((best, ~best)))[:, region].unsqueeze(1))
     only, without = (
         Variant(tuple(np.flatnonzero(kept).tolist()), float(value), inputs.picture(picture))

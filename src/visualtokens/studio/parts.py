@@ -1,0 +1,179 @@
+"""The HTML parts of the studio: answers, pictures side by side, the trade-off curve, and code to copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from shlex import quote
+
+from PIL import Image
+
+from visualtokens.explain.html import style
+from visualtokens.explain.layers import Layer
+from visualtokens.explain.render import Box, cut_to_box, data_uri, draw_layer, resize_for_display
+from visualtokens.studio.workbench import Point, Setting
+from visualtokens.tasks.prediction import Classification
+
+SIDE = 448  # pixels of the longer side of a picture
+
+# The studio's own parts use the colours of its theme, in light and dark.
+CSS = """
+.vt-answer { margin: 0; padding: 0; list-style: none; font-variant-numeric: tabular-nums; }
+.vt-answer li { display: grid; grid-template-columns: minmax(6rem, 1fr) 2fr 4rem; gap: .6rem;
+  align-items: center; padding: .15rem 0; }
+.vt-answer li:first-child { font-weight: 600; }
+.vt-track { height: .7rem; border-radius: .35rem; background: var(--border-color-primary); overflow: hidden; }
+.vt-track i { display: block; height: 100%; background: #2f6fb0; }
+.vt-answer output { text-align: right; }
+.vt-pair { display: flex; flex-wrap: wrap; gap: 1rem; }
+.vt-pair figure { margin: 0; flex: 1 1 14rem; max-width: 28rem; }
+.vt-pair img { width: 100%; height: auto; border-radius: .4rem; display: block; }
+.vt-pair figcaption { padding-top: .35rem; }
+.vt-curve { width: 100%; max-width: 40rem; height: auto; }
+.vt-curve text { fill: var(--body-text-color); font-size: 13px; }
+.vt-facts { display: flex; flex-wrap: wrap; gap: .5rem 2rem; margin: .3rem 0 .8rem; }
+.vt-facts div { min-width: 7rem; }
+.vt-facts dt { color: var(--body-text-color-subdued); font-size: .85rem; margin: 0; }
+.vt-facts dd { margin: 0; font-size: 1.35rem; font-weight: 600; }
+"""
+
+
+def answer(found: Classification, *, before: Classification | None = None) -> str:
+    """Return the most probable classes with bars; ``before``, the change of each is named."""
+    known = {} if before is None else dict(zip(before.classes, before.probabilities, strict=True))
+    rows = []
+    for name, p in found.top:
+        was = f' title="before: {float(known[name]):.1%}"' if name in known else ""
+        bar = f'<span class="vt-track"><i style="width: {100 * p:.1f}%"></i></span>'
+        rows.append(f"<li{was}><span>{escape(name)}</span>{bar}<output>{p:.1%}</output></li>\n")
+    return f'<ol class="vt-answer" aria-label="Most probable classes">\n{"".join(rows)}</ol>\n'
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return labels with values."""
+    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>\n" for name, value in pairs)
+    return f'<dl class="vt-facts">\n{cells}</dl>\n'
+
+
+def pair(pictures: Sequence[tuple[Image.Image, str]]) -> str:
+    """Return pictures with captions, side by side if there is room."""
+    figures = "".join(
+        f'<figure><img src="{data_uri(picture)}" alt="{escape(caption)}"><figcaption>{escape(caption)}'
+        "</figcaption></figure>\n"
+        for picture, caption in pictures
+    )
+    return f'<div class="vt-pair">\n{figures}</div>\n'
+
+
+def seen(image: Image.Image, box: Box) -> Image.Image:
+    """Return the part of a photo that the model saw, for display."""
+    return cut_to_box(*resize_for_display(image, box, side=SIDE))[0]
+
+
+def mosaic(image: Image.Image, box: Box, layer: Layer) -> Image.Image:
+    """Return the tokens of a layer, drawn on that part."""
+    return draw_layer(layer, *cut_to_box(*resize_for_display(image, box, side=SIDE)))
+
+
+def framed(title: str, document: str) -> str:
+    """Return a document of the style of all pages in a frame that runs no script."""
+    return (
+        f'<iframe class="vt-page" title="{escape(title)}" sandbox="" style="width: 100%; height: 46rem; '
+        f'border: 0; border-radius: .4rem" srcdoc="{escape(document)}"></iframe>'
+    )
+
+
+def part_document(body: str) -> str:
+    """Return parts of an explanation as a document of their own."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<style>{style()} main {{ max-width: none; padding: .5rem; }}</style></head>"
+        f"<body><main>{body}</main></body></html>"
+    )
+
+
+# The trade-off.
+
+WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 640, 300, 64, 48, 18
+
+
+def curve(points: Sequence[Point], here: Point | None, *, label: str) -> str:
+    """Return the trade-off as SVG: the probability of the whole model's answer over the speed."""
+    rightmost = 1.08 * max(point.images_per_second for point in [*points, *([here] if here else [])])
+
+    def place(point: Point) -> tuple[float, float]:
+        x = LEFT + (WIDTH - LEFT - MARGIN) * point.images_per_second / rightmost
+        return x, MARGIN + (HEIGHT - BOTTOM - MARGIN) * (1 - point.probability)
+
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, points))
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#2f6fb0"><title>{point.share:.0%} of the '
+        f"multiply-adds: {point.images_per_second:.1f} images/s, {point.probability:.1%}</title></circle>\n"
+        for point, (x, y) in zip(points, map(place, points), strict=True)
+    )
+    marker = ""
+    if here is not None:
+        x, y = place(here)
+        side = ("end", -12) if x > WIDTH * 0.6 else ("start", 12)
+        marker = (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="#c4501b" stroke-width="3"/>\n'
+            f'<text x="{x + side[1]:.1f}" y="{y + 22:.1f}" text-anchor="{side[0]}" font-weight="600">'
+            "you are here</text>\n"
+        )
+    axis = HEIGHT - BOTTOM
+    ticks = "".join(_tick(value, rightmost, axis) for value in _round_numbers(rightmost))
+    levels = "".join(
+        f'<text x="{LEFT - 8}" y="{MARGIN + (axis - MARGIN) * (1 - p) + 4:.1f}" text-anchor="end">{p:.0%}'
+        "</text>"
+        for p in (0, 0.5, 1)
+    )
+    described = "; ".join(
+        f"{point.images_per_second:.1f} images/s with {point.share:.0%} of the multiply-adds: "
+        f"{point.probability:.0%}"
+        for point in points
+    )
+    return (
+        f'<svg class="vt-curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(f"{label}. {described}.")}">\n'
+        f'<path d="M{LEFT},{MARGIN}V{axis}H{WIDTH - MARGIN}" fill="none" stroke="currentColor" opacity=".4"/>'
+        f'<polyline points="{line}" fill="none" stroke="#2f6fb0" stroke-width="2"/>\n'
+        f'{dots}{marker}{ticks}{levels}<text x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 8}" '
+        'text-anchor="middle">images per second, measured here, one at a time</text>\n</svg>\n'
+    )
+
+
+def _tick(value: float, rightmost: float, axis: int) -> str:
+    x = LEFT + (WIDTH - LEFT - MARGIN) * value / rightmost
+    return f'<text x="{x:.1f}" y="{axis + 18}" text-anchor="middle">{value:g}</text>\n'
+
+
+def _round_numbers(limit: float) -> list[float]:
+    """Return about five round numbers from 0 to the limit."""
+    step = next(s * 10**e for e in range(-3, 7) for s in (1, 2, 5) if limit / (s * 10**e) <= 6)
+    return [i * step for i in range(int(limit / step) + 1)]
+
+
+# Code to copy.
+
+
+def python_lines(source: str, setting: Setting, share: float, *, is_checkpoint: bool) -> str:
+    """Return the Python that reduces the same model in the same way."""
+    opened = (
+        f"model = visualtokens.load({source!r}).model"
+        if is_checkpoint
+        else f"model = timm.create_model({source!r}, pretrained=True).eval()"
+    )
+    imports = "import visualtokens" if is_checkpoint else "import timm\nimport visualtokens"
+    return (
+        f"{imports}\n\n{opened}\n"
+        f"visualtokens.reduce(model, {setting.method!r}, keep={list(setting.keep)})"
+        f"  # {share:.0%} of the multiply-adds"
+    )
+
+
+def command(source: str, setting: Setting, share: float, *, is_checkpoint: bool) -> str:
+    """Return the command that does the same and writes a checkpoint."""
+    weights = "" if is_checkpoint else " --weights pretrained"
+    budget = f"{share:.3f}".rstrip("0")
+    return f"vtok reduce {quote(source)}{weights} --method {setting.method} --macs {budget} --out reduced/"
