@@ -56,7 +56,10 @@ def run(config: StudioConfig) -> Result:
     from visualtokens.studio.workbench import Source
 
     models = dict(_open(config))
-    sources = {name: Source(source, is_checkpoint) for name, (_, source, is_checkpoint) in models.items()}
+    sources = {
+        name: Source(source, is_checkpoint, config.weights)
+        for name, (_, source, is_checkpoint) in models.items()
+    }
 
     def started(url: str) -> None:
         write_error(f"The studio is open at {url} (Ctrl+C closes it)\n")

@@ -75,13 +75,13 @@ class Actions:
         others = [(NO_OTHER, -1), *choices[1:]]
         yield found, gr.skip(), gr.Dropdown(choices=choices), gr.Dropdown(choices=others)
         tokens = self.workbench.tokens(name, photo)
-        frame = view_frame(photo.image, tokens.layers, box=tokens.box, caption=tokens.note)
-        yield gr.skip(), frame, gr.skip(), gr.skip()
+        frame = view_frame(photo.image, tokens.layers, box=tokens.box, caption=tokens.title)
+        yield gr.skip(), f"<p>{parts.escape(tokens.note)}</p>{frame}", gr.skip(), gr.skip()
 
     def look_page(self, file: str | None, name: str) -> str:
         photo = self._photo(file)
         tokens = self.workbench.tokens(name, photo)
-        text = view_document(photo.image, tokens.layers, box=tokens.box, caption=tokens.note)
+        text = view_document(photo.image, tokens.layers, box=tokens.box, caption=tokens.title)
         return self._download("tokens.html", photo, text)
 
     # Why.
@@ -99,7 +99,7 @@ class Actions:
         regions = gr.CheckboxGroup(choices=numbers, value=chosen, visible=True)
         download = self._download("explanation.html", photo, page)
         yield (
-            parts.framed("Explanation", page),
+            parts.explanation_frame(explanation),
             regions,
             self._variants(name, photo, explanation, chosen),
             download,
@@ -165,7 +165,7 @@ class Actions:
                 "multiply-adds",
                 f"{bench.macs(name, setting) / 1e9:.2f} of {bench.macs(name, None) / 1e9:.2f} G",
             ),
-            ("tokens per block", " ".join(map(str, setting.keep))),
+            ("tokens per block", " ".join(str(k) if k else "class token" for k in setting.keep)),
         ]
         tokens = bench.tokens(name, photo, setting)
         pictures = [(parts.seen(photo.image, tokens.box), "The photo, as the model sees it")]
@@ -176,8 +176,8 @@ class Actions:
             )
         answer = f"<p>{parts.escape(change(whole, now))}</p>" + parts.answer(now, before=whole)
         source = self.sources[name]
-        code = parts.python_lines(source.name, setting, share, is_checkpoint=source.is_checkpoint)
-        shell = parts.command(source.name, setting, share, is_checkpoint=source.is_checkpoint)
+        code = parts.python_lines(source, setting, share)
+        shell = parts.command(source, setting, share)
         yield parts.facts(costs), answer, parts.pair(pictures), gr.skip(), code, shell
         if stale():
             return
@@ -226,15 +226,19 @@ class Actions:
     def _side(self, photo: Photo, name: str, method: str, share: float) -> str:
         setting = self._compared(name, method, share)
         tokens = self.workbench.tokens(name, photo, setting)
-        layer = tokens.layers[-1] if tokens.layers else None
-        title = name if setting is None else f"{name}, {method} at {self.workbench.share(name, setting):.0%}"
-        picture = (
-            []
-            if layer is None
-            else [(parts.mosaic(photo.image, tokens.box, layer), f"{layer.tokens} tokens. {tokens.note}")]
+        kept = (
+            "Every patch is a token."
+            if self.workbench.reducible(name) is None
+            else "This model has no tokens."
         )
+        title, picture = name, (parts.seen(photo.image, tokens.box), kept)
+        if setting is not None:
+            title = f"{name}, {method} at {self.workbench.share(name, setting):.0%}"
+        if tokens.layers and not tokens.note:
+            last = tokens.layers[-1]
+            picture = (parts.mosaic(photo.image, tokens.box, last), f"{last.tokens} tokens at the end")
         found = self.workbench.answer(name, photo, setting)
-        return f"<h3>{parts.escape(title)}</h3>{parts.answer(found)}{parts.pair(picture)}"
+        return f"<h3>{parts.escape(title)}</h3>{parts.answer(found)}{parts.pair([picture])}"
 
     def _compared(self, name: str, method: str, share: float) -> Setting | None:
         return None if method == WHOLE else self.workbench.setting(name, method, macs=share)
@@ -281,7 +285,7 @@ class Actions:
             {"name": layer.name, "tokens": layer.tokens, "assignment": layer.assignment.tolist()}
             for layer in found.layers
         ]
-        return {"note": found.note, "box": list(found.box), "layers": layers}
+        return {"title": found.title, "note": found.note, "box": list(found.box), "layers": layers}
 
     def explain(
         self, file: str | None, name: str, target: int, against: int, budget: float

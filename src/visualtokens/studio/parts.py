@@ -8,10 +8,12 @@ from shlex import quote
 
 from PIL import Image
 
-from visualtokens.explain.html import style
+from visualtokens.explain.cards import bars, how_to_read, numbered_photo
+from visualtokens.explain.explanation import Explanation
+from visualtokens.explain.html import page
 from visualtokens.explain.layers import Layer
 from visualtokens.explain.render import Box, cut_to_box, data_uri, draw_layer, resize_for_display
-from visualtokens.studio.workbench import Point, Setting
+from visualtokens.studio.workbench import Point, Setting, Source
 from visualtokens.tasks.prediction import Classification
 
 SIDE = 448  # pixels of the longer side of a picture
@@ -29,11 +31,14 @@ CSS = """
 .vt-pair figure { margin: 0; flex: 1 1 14rem; max-width: 28rem; }
 .vt-pair img { width: 100%; height: auto; border-radius: .4rem; display: block; }
 .vt-pair figcaption { padding-top: .35rem; }
+.vt-answer + .vt-pair { margin-top: 1rem; }
+.vt-frame { width: 100%; height: 34rem; border: 0; border-radius: .4rem; }
+@media (max-width: 700px) { .vt-frame { height: 46rem; } }
 .vt-curve { width: 100%; max-width: 40rem; height: auto; }
 .vt-curve text { fill: var(--body-text-color); font-size: 13px; }
 .vt-facts { display: flex; flex-wrap: wrap; gap: .5rem 2rem; margin: .3rem 0 .8rem; }
 .vt-facts div { min-width: 7rem; }
-.vt-facts dt { color: var(--body-text-color-subdued); font-size: .85rem; margin: 0; }
+.vt-facts dt { font-size: .85rem; margin: 0; }
 .vt-facts dd { margin: 0; font-size: 1.35rem; font-weight: 600; }
 """
 
@@ -75,22 +80,16 @@ def mosaic(image: Image.Image, box: Box, layer: Layer) -> Image.Image:
     return draw_layer(layer, *cut_to_box(*resize_for_display(image, box, side=SIDE)))
 
 
-def framed(title: str, document: str) -> str:
-    """Return a document of the style of all pages in a frame that runs no script."""
-    return (
-        f'<iframe class="vt-page" title="{escape(title)}" sandbox="" style="width: 100%; height: 46rem; '
-        f'border: 0; border-radius: .4rem" srcdoc="{escape(document)}"></iframe>'
+def explanation_frame(explanation: Explanation) -> str:
+    """Return the photo with its regions and their values, in the style of all pages, in a frame."""
+    body = (
+        f'<p class="intro">{escape(how_to_read(explanation))}</p>\n<div class="answer">\n'
+        f'{numbered_photo(explanation, side=640)}<div class="effects">\n{bars(explanation)}</div>\n</div>\n'
     )
-
-
-def part_document(body: str) -> str:
-    """Return parts of an explanation as a document of their own."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<style>{style()} main {{ max-width: none; padding: .5rem; }}</style></head>"
-        f"<body><main>{body}</main></body></html>"
-    )
+    css = "main { max-width: none; padding: .5rem; } .answer { margin: 0; }"
+    document = page(f"Why {explanation.class_name(explanation.target)}", [body], css=css)
+    title = "The regions that matter"
+    return f'<iframe class="vt-frame" title="{title}" sandbox="" srcdoc="{escape(document)}"></iframe>'
 
 
 # The trade-off.
@@ -157,23 +156,27 @@ def _round_numbers(limit: float) -> list[float]:
 # Code to copy.
 
 
-def python_lines(source: str, setting: Setting, share: float, *, is_checkpoint: bool) -> str:
+def python_lines(source: Source, setting: Setting, share: float) -> str:
     """Return the Python that reduces the same model in the same way."""
-    opened = (
-        f"model = visualtokens.load({source!r}).model"
-        if is_checkpoint
-        else f"model = timm.create_model({source!r}, pretrained=True).eval()"
-    )
-    imports = "import visualtokens" if is_checkpoint else "import timm\nimport visualtokens"
+    imports, opened = "import visualtokens", f"model = visualtokens.load({source.name!r}).model"
+    if not source.is_checkpoint:
+        weights = (
+            "pretrained=True" if source.weights == "pretrained" else f"checkpoint_path={source.weights!r}"
+        )
+        imports, opened = (
+            "import timm\nimport visualtokens",
+            (f"model = timm.create_model({source.name!r}, {weights}).eval()"),
+        )
     return (
-        f"{imports}\n\n{opened}\n"
+        f"{imports}\n\n{opened}\n# {share:.0%} of the multiply-adds\n"
         f"visualtokens.reduce(model, {setting.method!r}, keep={list(setting.keep)})"
-        f"  # {share:.0%} of the multiply-adds"
     )
 
 
-def command(source: str, setting: Setting, share: float, *, is_checkpoint: bool) -> str:
+def command(source: Source, setting: Setting, share: float) -> str:
     """Return the command that does the same and writes a checkpoint."""
-    weights = "" if is_checkpoint else " --weights pretrained"
+    weights = "" if source.is_checkpoint else f" --weights {quote(source.weights)}"
     budget = f"{share:.3f}".rstrip("0")
-    return f"vtok reduce {quote(source)}{weights} --method {setting.method} --macs {budget} --out reduced/"
+    return (
+        f"vtok reduce {quote(source.name)}{weights} --method {setting.method} --macs {budget} --out reduced/"
+    )

@@ -76,6 +76,7 @@ class Source(NamedTuple):
 
     name: str  # what `visualtokens.load` or `timm.create_model` takes
     is_checkpoint: bool
+    weights: str = "pretrained"  # of a timm model, or their file
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,8 @@ class Tokens:
 
     layers: tuple[Layer, ...]
     box: Box  # of the photo that the model saw
-    note: str  # what is shown, in a sentence
+    title: str
+    note: str = ""  # what is shown if the model has no tokens of its own
 
 
 @dataclass(frozen=True)
@@ -153,14 +155,12 @@ class Workbench:
         return self._cache(("tokens", name, photo.key, setting), lambda: self._tokens(name, photo, setting))
 
     def _tokens(self, name: str, photo: Photo, setting: Setting | None) -> Tokens:
-        checkpoint, note = self._reduced(name, setting), "The tokens of every layer."
+        checkpoint, title, note = self._reduced(name, setting), "The tokens of every layer", ""
         if setting is None and not _has_taps(checkpoint.model) and self.reducible(name) is None:
             setting = self.setting(name, DEFAULT_METHOD, macs=LOOK)
             checkpoint = self._reduced(name, setting)
-            note = (
-                "This model keeps every patch as a token. These are its tokens with half of the "
-                f"multiply-adds ({DEFAULT_METHOD})."
-            )
+            title = f"Its tokens with half of the multiply-adds ({DEFAULT_METHOD})"
+            note = "This model keeps every patch as a token; here it is shown with fewer."
         model = checkpoint.model
         given = prepare(model, photo.image, checkpoint.preprocess)
         x = as_batch(model, given.x)
@@ -172,8 +172,9 @@ class Workbench:
             else:
                 found = find_regions(model, x, {}, regions=REGIONS)
                 layers = (Layer(found.source, "hard", found.count, found.labels),)
-                note = "This model has no tokens. These are the regions of its features."
-        return Tokens(layers, given.crop_box, note)
+                title = "The regions of its features"
+                note = "This model has no tokens; here its features are grouped into regions."
+        return Tokens(layers, given.crop_box, title, note)
 
     # Explanations.
 
