@@ -304,3 +304,16 @@ def test_clusters_are_ranked_on_a_dataset(vtok: Vtok, checkpoint: Path, data: st
     assert drops == sorted(drops, reverse=True)
     evaluated = json.loads(vtok("eval", "--data", data, "--checkpoint", checkpoint, "--json")[1])
     assert document["value"] == pytest.approx(evaluated["accuracy"])
+
+
+def test_an_interactive_page(vtok: Vtok, checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "x.html"
+    given = ("explain", folder / "0.png", "--checkpoint", checkpoint, "--budget", "50", "--interactive")
+    assert vtok(*given, "--save", page)[0] == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count('<div class="token-view') == 1
+    assert '"noun":"cluster"' in text  # PaCa
+    for wrong in ((*given, "--save", tmp_path / "x.png"), ("explain", folder, *given[2:])):
+        code, _, err = vtok(*wrong)
+        assert code == 2
+        assert "is for the page of one image" in err

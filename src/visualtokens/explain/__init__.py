@@ -11,9 +11,10 @@ from visualtokens.explain.explanation import Explanation
 from visualtokens.explain.faithfulness import Faithfulness, FaithfulnessEvaluator, Score, gather
 from visualtokens.explain.gallery import Gallery, explain_folder, explain_images
 from visualtokens.explain.html import Origin
-from visualtokens.explain.layers import Layer
+from visualtokens.explain.layers import Layer, layers_of
 from visualtokens.explain.render import overlay
 from visualtokens.explain.subject import Subject
+from visualtokens.explain.view import token_view, view_document, view_frame
 
 __all__ = [
     "METHODS",
@@ -31,7 +32,11 @@ __all__ = [
     "explain_images",
     "explain_subject",
     "gather",
+    "layers_of",
     "overlay",
+    "token_view",
+    "view_document",
+    "view_frame",
 ]
 
 make_callable(__name__, explain)

@@ -8,13 +8,11 @@
   const [grid, photo, canvas, status, name] = ["grid", "photo", "canvas", "status", "name"].map(find);
   const [play, slider, fill] = ["play", "slider", "fill"].map(find);
   const multiples = [...root.querySelectorAll(".tv-strip button")];
-  const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  const SHADE = [12, 12, 18]; // the colour over patches that are not lit
-  const LIT = "#ffd60a";
+  const LIT = "#ffd60a", SHADE = [12, 12, 18]; // the colour over patches that are not lit
   const FADE = 300, STEP = 900; // milliseconds
 
   // Points are shares of width and height, because the grids of layers may differ.
-  let chosen = layers.length >> 1, hovered = null, pinned = null, mosaic = false, timer = 0, frame = 0;
+  let chosen = layers.length >> 1, hovered = null, pinned = null, mosaic = false, timer = 0, frame = 0, ready = false;
 
   for (const layer of layers) {
     layer.counts = new Map();
@@ -149,12 +147,12 @@
   }
 
   function update() {
-    const text = describe(layers[chosen]);
-    if (status.textContent !== text) status.textContent = text; // an unchanged text would be read out again
+    const text = describe(layers[chosen]); // an unchanged text would be read out again
+    if (status.textContent !== text) status.textContent = text;
     name.textContent = layers[chosen].name;
     slider.value = chosen + 1;
     slider.setAttribute("aria-valuetext", `Layer ${chosen + 1}, ${layers[chosen].name}`);
-    if (!frame) frame = requestAnimationFrame(draw);
+    if (ready && !frame) frame = requestAnimationFrame(draw);
   }
 
   const many = (count, noun) => `${count} ${noun}${count === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
@@ -183,7 +181,7 @@
   function choose(index) {
     const next = Math.min(Math.max(index, 0), layers.length - 1);
     if (next === chosen) return;
-    if (!calm.matches) {
+    if (!matchMedia("(prefers-reduced-motion: reduce)").matches) {
       const before = paper(canvas.width, canvas.height, (context) => context.drawImage(canvas, 0, 0));
       before.className = "tv-canvas";
       grid.append(before);
@@ -295,5 +293,7 @@
   }
 
   root.classList.add("tv-ready");
-  photo.decode().then(listen).then(update);
+  listen();
+  update();
+  photo.decode().then(() => { ready = true; update(); });
 })();

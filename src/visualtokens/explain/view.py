@@ -43,21 +43,16 @@ def token_view(
     if not layers:
         raise UserError("a token view needs at least one layer; the model groups nothing: give its regions")
     photo = _photo(image, box)
-    height, width = layers[0].assignment.shape
-    name = caption or "The photo"
-    label = f"{name}: {width} by {height} patches. Arrow keys move the patch whose {noun or 'token'} is lit."
     single = " tv-single" if len(layers) == 1 else ""
+    title = f'<p class="tv-caption">{escape(caption)}</p>\n' if caption else ""
+    data = _json([_data(layer, noun) for layer in layers])
     return (
         f'<div class="token-view{single}">\n<style>{_asset("view.css")}</style>\n<div class="tv-body">\n'
-        + (f'<p class="tv-caption">{escape(caption)}</p>\n' if caption else "")
-        + f'<div class="tv-grid" tabindex="0" role="application" aria-label="{escape(label)}">'
-        f'<img class="tv-photo" src="{data_uri(photo)}" alt="{escape(name)}" width="{photo.width}" '
-        f'height="{photo.height}"><canvas class="tv-canvas" aria-hidden="true"></canvas></div>\n'
-        '<div class="tv-side">\n<div>\n<p class="tv-status" role="status" aria-live="polite"></p>\n'
-        f'<p class="tv-name"></p>\n</div>\n{_controls(len(layers))}{_strip(layers, photo)}'
-        f'<p class="tv-help">{HELP}</p>\n</div>\n</div>\n'
-        f'<script type="application/json">{_json([_data(layer, noun) for layer in layers])}</script>\n'
-        f"<script>{_asset('view.js')}</script>\n</div>\n"
+        f"{title}{_grid(photo, layers[0], caption or 'The photo')}"
+        '<div class="tv-side">\n<div>\n<p class="tv-name"></p>\n'
+        '<p class="tv-status" role="status" aria-live="polite"></p>\n</div>\n'
+        f'{_controls(len(layers))}{_strip(layers, photo)}<p class="tv-help">{HELP}</p>\n</div>\n</div>\n'
+        f'<script type="application/json">{data}</script>\n<script>{_asset("view.js")}</script>\n</div>\n'
     )
 
 
@@ -113,6 +108,17 @@ def _height(box: Box, layers: int, *, caption: bool) -> str:
     photo = f"min(60%, 640px) * {ratio:.3f} + {fixed}px"
     side = f"min(40%, 428px) * {ratio * four / 4:.3f} + {fixed + 240 + 36 * four}px"
     return by_width((503, narrow), (783, medium), (math.inf, f"max({photo}, {side})"))  # with 24 of padding
+
+
+def _grid(photo: Image.Image, layer: Layer, name: str) -> str:
+    """The photo, with the canvas on it that lights patches."""
+    height, width = layer.assignment.shape
+    label = f"{name}: {width} by {height} patches. The arrow keys move the patch that is lit."
+    return (
+        f'<div class="tv-grid" tabindex="0" role="application" aria-label="{escape(label)}">'
+        f'<img class="tv-photo" src="{data_uri(photo)}" alt="{escape(name)}" width="{photo.width}" '
+        f'height="{photo.height}"><canvas class="tv-canvas" aria-hidden="true"></canvas></div>\n'
+    )
 
 
 def _controls(layers: int) -> str:
