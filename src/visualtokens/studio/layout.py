@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,14 @@ THEME = gr.themes.Default(
 WELCOME = """# visualtokens studio
 Give a photo, and see what the model answers and which tokens it makes of the photo; why it answers so; and
 how much faster it runs with fewer tokens."""
+
+# Gradio's buttons with example pictures have no names.
+NAME_EXAMPLES = """() => {
+    const names = %s;
+    document.querySelectorAll("button.gallery-item").forEach((button, i) => {
+        button.setAttribute("aria-label", `Example: ${names[i]}`);
+    });
+}"""
 
 
 def photo_input(folder: Path) -> gr.Image:
@@ -69,6 +78,7 @@ def build(actions: Actions, *, examples: Sequence[Path]) -> gr.Blocks:
                 _compare(actions, photo, names)
         _programs(actions, photo, model, target, against)
         page.unload(actions.forget)
+        page.load(None, js=NAME_EXAMPLES % json.dumps([file.stem for file in examples]))
     page.queue(max_size=QUEUE, default_concurrency_limit=1)
     return page
 

@@ -33,7 +33,10 @@ CSS = """
 .vt-pair figcaption { padding-top: .35rem; }
 .vt-answer + .vt-pair { margin-top: 1rem; }
 .vt-frame { width: 100%; height: 34rem; border: 0; border-radius: .4rem; }
-@media (max-width: 700px) { .vt-frame { height: 46rem; } }
+@media (max-width: 700px) {
+  .vt-frame { height: 46rem; }
+  .tab-wrapper button { padding: 0 .5rem !important; }
+}
 .vt-curve { width: 100%; max-width: 40rem; height: auto; }
 .vt-curve text { fill: var(--body-text-color); font-size: 13px; }
 .vt-facts { display: flex; flex-wrap: wrap; gap: .5rem 2rem; margin: .3rem 0 .8rem; }
