@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from shlex import quote
 
 from visualtokens.cli.verb import Result, Verb
 
@@ -25,7 +26,8 @@ def run(config: DemoConfig) -> Result:
         f"accuracy    {result.accuracy:.1%} of {result.images} unseen images\n"
         f"training    {result.seconds:.0f} s, {result.train_images_per_second:,.0f} images/s\n"
         f"prediction  {result.images_per_second:,.0f} images/s\n"
-        f"report      {result.report}"
+        f"report      {result.report}\n"
+        f"try it      vtok studio --checkpoint {quote(config.out)}"
     )
     return Result(text, asdict(result) | {"report": str(result.report)})
 
