@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from dataclasses import asdict, dataclass
 from shlex import quote
 
@@ -22,12 +24,13 @@ def run(config: DemoConfig) -> Result:
     from visualtokens import demo
 
     result = demo.run(config.out)
+    program = "vtok" if shutil.which("vtok") else quote(sys.argv[0])  # such as .venv/bin/vtok
     text = (
         f"accuracy    {result.accuracy:.1%} of {result.images} unseen images\n"
         f"training    {result.seconds:.0f} s, {result.train_images_per_second:,.0f} images/s\n"
         f"prediction  {result.images_per_second:,.0f} images/s\n"
         f"report      {result.report}\n"
-        f"try it      vtok studio --checkpoint {quote(config.out)}"
+        f"try it      {program} studio --checkpoint {quote(config.out)}"
     )
     return Result(text, asdict(result) | {"report": str(result.report)})
 
