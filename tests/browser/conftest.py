@@ -38,12 +38,18 @@ def open_page(browser: playwright.Browser) -> Iterator[OpenPage]:
     problems: list[str] = []
 
     def open_one(
-        html_or_url: str, *, phone: bool = False, dark: bool = False, reduced_motion: bool = False
+        html_or_url: str,
+        *,
+        phone: bool = False,
+        dark: bool = False,
+        reduced_motion: bool = False,
+        scripts: bool = True,
     ) -> playwright.Page:
         is_url = html_or_url.startswith(("http://", "https://"))
         url = html_or_url if is_url else DOCUMENT
         context = browser.new_context(
             viewport=PHONE if phone else DESKTOP,
+            java_script_enabled=scripts,
             has_touch=phone,
             is_mobile=phone,
             color_scheme="dark" if dark else "light",

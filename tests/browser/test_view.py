@@ -330,3 +330,14 @@ def test_hostile_texts_run_nothing(open_page: OpenPage) -> None:
     assert page.locator(".tv-name").inner_text() == page.locator(".tv-caption").inner_text() == hostile
     assert page.evaluate("window.hacked") is None
     assert page.title() == hostile
+
+
+def test_a_page_without_scripts_has_the_pictures(open_page: OpenPage, tmp_path: Path) -> None:
+    one = explanation(method="shapley", form="hard", layers=tuple(LAYERS), image=photo(), crop_box=BOX)
+    text = one.save(tmp_path / "x.html", interactive=True).read_text("utf-8")
+    page = open_page(text, scripts=False)
+    assert page.locator(".strip img:visible").count() == 3
+    assert not page.locator(".token-view").is_visible()
+    page = open_page(text)
+    assert page.locator(".token-view").is_visible()
+    assert not page.locator(".strip img").count()

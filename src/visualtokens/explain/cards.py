@@ -98,8 +98,8 @@ def card_height(explanation: Explanation) -> str:
         return by_width((640, f"100% * {1.1 * ratio:.3f} + 320px"), (math.inf, wide))
     values = 110 + 37 * (len(explanation.listed) + 1)
     tiles = 132 + 90 if explanation.only is not None else 0
-    wide = f"max(42% * {ratio:.3f} + {tiles}px, {values}px) + 70px"
-    return by_width((640, f"100% * {ratio:.3f} + {tiles + values + 90}px"), (math.inf, wide))
+    wide = f"max(42% * {ratio:.3f} + {tiles}px, {values}px) + 50px"
+    return by_width((640, f"100% * {ratio:.3f} + {tiles + values + 50}px"), (math.inf, wide))
 
 
 def prediction(explanation: Explanation, name: str, note: str) -> str:

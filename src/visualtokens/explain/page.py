@@ -182,7 +182,10 @@ def _layers(explanation: Explanation, *, interactive: bool) -> str:
         return section("Tokens of each layer", LAYERS[drawn[-1].form], strip)
     title = "Tokens of each layer" if explanation.layers else "Patches and regions"
     view = token_view(explanation.image, **_viewed(explanation))
-    return section(title, VIEW, f"{view}<noscript>\n{strip}</noscript>\n" if strip else view)
+    instead = "This needs JavaScript." + (f" {LAYERS[drawn[-1].form]}" if drawn else "")
+    hidden = "<style>.token-view { display: none; }</style>\n" if drawn else ""  # the photo is in the strip
+    fallback = f'<noscript>\n{hidden}<p class="intro">{escape(instead)}</p>\n{strip}</noscript>\n'
+    return section(title, VIEW, fallback + view)
 
 
 def _viewed(explanation: Explanation) -> dict[str, Any]:

@@ -76,7 +76,7 @@
     const cells = new Uint8ClampedArray(width * height * 4);
     for (let i = 0; i < width * height; i++) {
       const own = layer.assignment[i];
-      const shade = soft ? 0.82 * (1 - layer.weights[token * width * height + i] / 255)
+      const shade = soft ? 0.78 * (1 - layer.weights[token * width * height + i] / 255)
         : own < 0 ? 0.72 : token !== null && own !== token ? 0.55 : 0;
       const base = filled && own >= 0 && filled.get(own);
       const colour = base ? base.map((v, c) => v * (1 - shade) + SHADE[c] * shade) : SHADE;
@@ -108,10 +108,8 @@
 
   function paint(context, scene, ratio) {
     const { width, height } = context.canvas;
-    context.imageSmoothingEnabled = scene.smooth;
-    context.imageSmoothingQuality = "high";
+    Object.assign(context, { imageSmoothingEnabled: scene.smooth, imageSmoothingQuality: "high", lineCap: "square" });
     context.drawImage(cellPaper(scene), 0, 0, width, height);
-    context.lineCap = "square";
     const matrix = new DOMMatrix().scale(width / scene.layer.width, height / scene.layer.height);
     for (const line of scene.lines) {
       const path = new Path2D();
@@ -147,8 +145,10 @@
   }
 
   function update() {
-    const text = describe(layers[chosen]); // an unchanged text would be read out again
-    if (status.textContent !== text) status.textContent = text;
+    const text = describe(layers[chosen]);
+    const phrase = (part) => Object.assign(document.createElement("span"), { textContent: part });
+    const phrases = text.split(/(?<=[:,]) /).flatMap((part) => [" ", phrase(part)]).slice(1); // lines end there
+    if (status.textContent !== text) status.replaceChildren(...phrases); // or it would be read out again
     name.textContent = layers[chosen].name;
     slider.value = chosen + 1;
     slider.setAttribute("aria-valuetext", `Layer ${chosen + 1}, ${layers[chosen].name}`);
@@ -200,8 +200,7 @@
   }
 
   function light(point, keep) {
-    hovered = keep ? null : point;
-    if (keep) pinned = point;
+    [hovered, pinned] = keep ? [null, point] : [point, pinned];
     update();
   }
 
@@ -285,11 +284,12 @@
     const cells = scene.smooth ? image(cellPaper(scene).toDataURL())
       : Array.from({ length: scene.width * scene.height }, rectangle).join("");
     const stroke = (line) => ([colour, size, opacity]) =>
-      `<path d="${line.path}" ${scale(scene.layer)} vector-effect="non-scaling-stroke" fill="none" ` +
-      `stroke="${colour}" stroke-width="${size}" stroke-opacity="${opacity}" stroke-dasharray="${line.dash || "none"}"/>`;
+      `<path d="${line.path}" ${scale(scene.layer)} vector-effect="non-scaling-stroke" fill="none" stroke="${colour}" ` +
+      `stroke-width="${size}" stroke-opacity="${opacity}" stroke-dasharray="${line.dash || "none"}"/>`;
     const lines = scene.lines.flatMap((line) => strokes(line).map(stroke(line))).join("");
+    const group = `<g ${scene.smooth ? "" : scale(scene)} shape-rendering="crispEdges">${cells}</g>`;
     return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${w} ${h}" stroke-linecap="square">` +
-      `${image(photo.src)}<g ${scene.smooth ? "" : scale(scene)} shape-rendering="crispEdges">${cells}</g>${lines}</svg>`;
+      `${image(photo.src)}${group}${lines}</svg>`;
   }
 
   root.classList.add("tv-ready");
