@@ -7,9 +7,9 @@
 A row is one model at its own size, with a dynamic batch, or at another, non-square size, with dynamic batch
 and size. ``prepare`` writes the files of a row, compares them with the model, and fills the cache of
 ``torch.compile``; it may run beside other work. ``speed`` needs a quiet machine: the model, the compiled
-model and the files take turns in one interleaved run. Each row has processes of its own, no row is started
-after ``--seconds``, and both steps continue where they stopped. ``page`` collects all rows in
-results/export.json and docs/export_table.md.
+model and the files take turns in one interleaved run. Each row has processes of its own. A row that takes
+longer than ``--limit`` is refused, no row is started after ``--seconds``, and both steps continue where they
+stopped. ``page`` collects all rows in results/export.json and docs/export_table.md.
 """
 
 from __future__ import annotations
@@ -191,7 +191,13 @@ def take(step: str, rows: list[Row], options: argparse.Namespace) -> None:
             target=run, args=(prepare if step == "prepare" else speed, row, folder, parts)
         )
         process.start()
-        process.join()
+        process.join(options.limit)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            late = {"refused": f"not finished after {options.limit / 60:.0f} minutes"}
+            for part in to_prepare(folder, parts):
+                save(folder / f"{part}.json", late)
         if process.exitcode:
             print(f"{row.key}: {' '.join(parts)} failed with exit code {process.exitcode}", flush=True)
 
@@ -244,6 +250,7 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="pattern of rows, such as 'stvit_small own'")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="that are prepared")
     parser.add_argument("--processes", type=int, default=2, help="that prepare rows, of one thread each")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for a row, which is then refused")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no row is started")
     options = parser.parse_args()
     if options.step == "page":
