@@ -114,6 +114,8 @@ def unusual_files(folder: Path) -> dict[str, Path]:
         "animated": folder / "animated.gif",
         "rotated": folder / "rotated.jpg",
         "one pixel": folder / "pixel.png",
+        "thread": folder / "thread.png",
+        "11 MB": folder / "large.png",
         "WebP": folder / "photo.webp",
     }
     Image.fromarray(np.full((40, 50), 40_000, dtype=np.uint16)).save(files["16 bit"])
@@ -123,6 +125,9 @@ def unusual_files(folder: Path) -> dict[str, Path]:
     exif[0x0112] = 6
     rgb.save(files["rotated"], exif=exif)
     Image.new("RGB", (1, 1), "red").save(files["one pixel"])
+    Image.new("RGB", (30_000, 2), "blue").save(files["thread"])
+    noise = np.random.default_rng(0).integers(256, size=(1900, 2000, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(files["11 MB"], compress_level=0)
     rgb.save(files["WebP"])
     return files
 

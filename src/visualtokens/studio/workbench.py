@@ -40,7 +40,7 @@ LOOK = 0.5  # share of the multiply-adds at which the tokens of a plain ViT are 
 SHARES = (0.8, 0.65, 0.5, 0.4, 0.3)  # of the multiply-adds, for the trade-off curve
 ROUNDS = 3  # of a speed measurement
 REGIONS = 24  # of a model that groups nothing
-ENTRIES = 64  # results in the cache
+ENTRIES, PIXELS = 256, 2**26  # results in the cache, and pixels of the photos that they hold
 V = TypeVar("V")
 
 
@@ -99,19 +99,29 @@ class Point:
 
 
 class Cache:
-    """The most recent results by key."""
+    """The most recent results by key: at most ``entries``, and photos of at most ``pixels`` in all.
 
-    def __init__(self, entries: int = ENTRIES) -> None:
-        self.entries = entries
+    The last result stays, whatever its size.
+    """
+
+    def __init__(self, entries: int = ENTRIES, pixels: int = PIXELS) -> None:
+        self.entries, self.pixels = entries, pixels
         self._results: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def __call__(self, key: tuple[Any, ...], compute: Callable[[], V]) -> V:
         if key not in self._results:
             self._results[key] = compute()
         self._results.move_to_end(key)
-        while len(self._results) > self.entries:
+        while len(self._results) > 1 and (len(self._results) > self.entries or self._held() > self.pixels):
             self._results.popitem(last=False)
         return self._results[key]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def _held(self) -> int:
+        images = (found.image for found in self._results.values() if isinstance(found, Explanation))
+        return sum(image.width * image.height for image in images)
 
 
 class Workbench:
