@@ -183,9 +183,9 @@ class Actions:
             return
         plain, reduced = bench.speed(name, setting)
         rate = reduced.images_per_second.median
-        noisy = "" if reduced.quiet else " (the machine was busy)"
+        noisy = "" if reduced.quiet else " (on a busy machine)"
         measured = [
-            ("speed-up, measured here", f"{reduced.speedup.median:.2f}×{noisy}"),
+            (f"speed-up, measured here{noisy}", f"{reduced.speedup.median:.2f}×"),
             ("images per second", f"{plain.images_per_second.median:.1f} → {rate:.1f}"),
         ]
         unchanged = (gr.skip(),) * 5

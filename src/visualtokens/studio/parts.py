@@ -97,7 +97,7 @@ def explanation_frame(explanation: Explanation) -> str:
 
 # The trade-off.
 
-WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 640, 300, 64, 48, 18
+WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 640, 320, 64, 48, 36
 
 
 def curve(points: Sequence[Point], here: Point | None, *, label: str) -> str:
@@ -120,7 +120,7 @@ def curve(points: Sequence[Point], here: Point | None, *, label: str) -> str:
         side = ("end", -12) if x > WIDTH * 0.6 else ("start", 12)
         marker = (
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="#c4501b" stroke-width="3"/>\n'
-            f'<text x="{x + side[1]:.1f}" y="{y + 22:.1f}" text-anchor="{side[0]}" font-weight="600">'
+            f'<text x="{x + side[1]:.1f}" y="{y - 14:.1f}" text-anchor="{side[0]}" font-weight="600">'
             "you are here</text>\n"
         )
     axis = HEIGHT - BOTTOM
