@@ -8,6 +8,7 @@ from torch import nn
 from visualtokens.errors import UserError
 from visualtokens.explain.features import descriptors, record_features
 from visualtokens.explain.regions import (
+    Regions,
     adjacency,
     coarsen,
     consecutive,
@@ -143,3 +144,15 @@ def test_given_labels_and_errors() -> None:
         find_regions(Untidy(), x, {}, regions=np.zeros(4))
     with pytest.raises(UserError, match="neither transformer blocks nor feature maps"):
         find_regions(nn.Flatten(), x, {}, regions=4)
+
+
+def test_scattered_regions() -> None:
+    rng = np.random.default_rng(0)
+    rows, columns = np.indices((40, 72))
+    compact = Regions(rows // 10 * 4 + columns // 18, "blocks")
+    assert not compact.scattered
+    noise = compact.labels.copy()
+    patches = rng.random(noise.shape) < 0.3
+    noise[patches] = rng.integers(compact.count, size=int(patches.sum()))
+    assert Regions(noise, "noise").scattered
+    assert not Regions(np.arange(196).reshape(14, 14), "one patch each").scattered

@@ -86,14 +86,14 @@ def explain(
 
     Regions come from the model's groupings at ``layer`` (counted from the first, or from the last if
     negative; several layers are intersected), or from its patch features if it groups nothing or its clusters
-    show at most three places. ``regions`` is their number, at most, or their labels ``(h, w)`` themselves.
-    ``hide`` is what stands in for hidden regions: "mean" colour, "black", "blur", "inpaint", or "tokens" to
-    remove their tokens inside a vision transformer. ``budget`` is the number of forward passes, ``batch`` of
-    them at a time; a smaller budget gives larger standard errors. The heat map of all patches, which
-    :meth:`Explanation.saliency` returns, comes from gradients and attention while the strongest patches are
-    removed in ``path`` steps; with ``path=0`` it is made of the regions' values. ``unit`` is that of the
-    score: "probability" or "log-odds". ``of="attention"`` lets "cluster" mask the patches that attend to each
-    cluster.
+    are vague: at most three places, or scattered over the image. ``regions`` is their number, at most, or
+    their labels ``(h, w)`` themselves. ``hide`` is what stands in for hidden regions: "mean" colour, "black",
+    "blur", "inpaint", or "tokens" to remove their tokens inside a vision transformer. ``budget`` is the
+    number of forward passes, ``batch`` of them at a time; a smaller budget gives larger standard errors. The
+    heat map of all patches, which :meth:`Explanation.saliency` returns, comes from gradients and attention
+    while the strongest patches are removed in ``path`` steps; with ``path=0`` it is made of the regions'
+    values. ``unit`` is that of the score: "probability" or "log-odds". ``of="attention"`` lets "cluster" mask
+    the patches that attend to each cluster.
 
     The model's mode, device and gradients are left unchanged.
     """
@@ -149,9 +149,10 @@ def explain_subject(
         else:
             x = as_batch(model, inputs.x)
             found = find_regions(model, x, groupings, regions=regions, layer=layer)
-            if groupings and isinstance(regions, int) and found.count <= HIGHLIGHTED < regions:
-                # clusters that all show the same place, as those of an untrained model do; a model without
-                # feature maps has no other regions
+            vague = found.count <= HIGHLIGHTED or found.scattered
+            if groupings and isinstance(regions, int) and vague and regions > HIGHLIGHTED:
+                # clusters that all show the same place or many, as those of an untrained model do; a model
+                # without feature maps has no other regions
                 with contextlib.suppress(UserError):
                     found = find_regions(model, x, {}, regions=regions)
             found = _without_padding(found, inputs)

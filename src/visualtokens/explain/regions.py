@@ -41,6 +41,17 @@ class Regions:
         """``(K,)``: the number of patches of each region."""
         return np.bincount(self.labels.ravel(), minlength=self.count)
 
+    @property
+    def scattered(self) -> bool:
+        """Whether the regions consist of many small pieces, as the clusters of an untrained model do.
+
+        K compact regions on N patches separate about √(K / N) of the pairs of neighbours; four times as many
+        count as scattered.
+        """
+        across, down = self.labels[:, 1:] != self.labels[:, :-1], self.labels[1:] != self.labels[:-1]
+        apart = np.concatenate((across.ravel(), down.ravel())).mean()
+        return bool(apart > 4 * np.sqrt(self.count / self.labels.size))
+
     def masks(self) -> NDArray[np.float32]:
         """``(K, h, w)``: 1 inside each region, 0 outside."""
         return (self.labels == np.arange(self.count)[:, None, None]).astype(np.float32)
