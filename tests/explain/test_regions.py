@@ -146,6 +146,13 @@ def test_given_labels_and_errors() -> None:
         find_regions(nn.Flatten(), x, {}, regions=4)
 
 
+def test_vague_groupings_give_way_to_features_if_there_are_any() -> None:
+    x, weights = torch.randn(1, 3, 32, 32), torch.rand(1, 64, 2).softmax(2)
+    groupings = {"layer": Grouping.soft(weights, (8, 8))}
+    assert find_regions(Untidy().eval(), x, groupings, regions=6).source == "deep"
+    assert find_regions(nn.Flatten(), x, groupings, regions=6).source == "layer"
+
+
 def test_scattered_regions() -> None:
     rng = np.random.default_rng(0)
     rows, columns = np.indices((40, 72))

@@ -149,12 +149,6 @@ def explain_subject(
         else:
             x = as_batch(model, inputs.x)
             found = find_regions(model, x, groupings, regions=regions, layer=layer)
-            vague = found.count <= HIGHLIGHTED or found.scattered
-            if groupings and isinstance(regions, int) and vague and regions > HIGHLIGHTED:
-                # clusters that all show the same place or many, as those of an untrained model do; a model
-                # without feature maps has no other regions
-                with contextlib.suppress(UserError):
-                    found = find_regions(model, x, {}, regions=regions)
             found = _without_padding(found, inputs)
             # the heat map of a path needs a gradient in each step; a lost object has none
             steps = path if subject.kind == "image" else 0

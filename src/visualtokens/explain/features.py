@@ -35,15 +35,11 @@ def record_features(model: nn.Module, x: Tensor) -> list[Features]:
     """The features of ``x (1, 3, H, W)`` at every layer, first to last.
 
     For a vision transformer, the layers are the inputs of its blocks after the first: the patches of the last
-    output may not reach a class token. For other models they are the last feature map of every resolution.
+    output may not reach a class token. For other models they are the last feature map of every resolution;
+    a model may have none.
     """
     with eval_mode(model), torch.no_grad(), recording(model, x) as found:
         model(x)
-    if not found:
-        raise UserError(
-            f"{type(model).__name__} has neither transformer blocks nor feature maps on a grid of the image; "
-            "give regions=labels (h, w)"
-        )
     return [Features(name, on_grid(raw, layout)) for name, (raw, layout) in found.items()]
 
 

@@ -22,6 +22,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.floating]
 
 SAME = 0.8  # correlation of two maps above which their clusters count as one
+FEW = 3  # regions: with no more, there is little to choose from
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,11 @@ class Regions:
         apart = np.concatenate((across.ravel(), down.ravel())).mean()
         return bool(apart > 4 * np.sqrt(self.count / self.labels.size))
 
+    @property
+    def vague(self) -> bool:
+        """Whether the regions all show the same few places, or many places at once."""
+        return self.count <= FEW or self.scattered
+
     def masks(self) -> NDArray[np.float32]:
         """``(K, h, w)``: 1 inside each region, 0 outside."""
         return (self.labels == np.arange(self.count)[:, None, None]).astype(np.float32)
@@ -67,7 +73,8 @@ def find_regions(
 ) -> Regions:
     """At most ``regions`` regions of the image ``x (1, 3, H, W)``, or those of the given labels ``(h, w)``.
 
-    From the model's ``groupings`` of this image at ``layer``, or from its features if there are none.
+    From the model's ``groupings`` of this image at ``layer``, or from its features if there are none, or if
+    the regions of the groupings are vague and the model has feature maps.
     """
     if not isinstance(regions, int):
         labels = np.asarray(regions)
@@ -76,11 +83,23 @@ def find_regions(
         return Regions(consecutive(labels), "given")
     if regions < 2:
         raise UserError(f"regions={regions}; give at least 2")
-    if not groupings:
-        features, source = descriptors(record_features(model, x))
+    kind, grouped = type(model).__name__, None
+    if groupings:
+        taps = select_layers(groupings, layer, kind)
+        chosen, source = [groupings[tap] for tap in taps], ", ".join(taps)
+        grouped = regions_of_groupings(chosen, count=regions, source=source)
+        if not grouped.vague or regions <= FEW:
+            return grouped
+    layers = record_features(model, x)
+    if layers:
+        features, source = descriptors(layers)
         return regions_of_features(features, count=regions, source=source)
-    taps = select_layers(groupings, layer, type(model).__name__)
-    return regions_of_groupings([groupings[tap] for tap in taps], count=regions, source=", ".join(taps))
+    if grouped is None:
+        raise UserError(
+            f"{kind} has neither transformer blocks nor feature maps on a grid of the image; "
+            "give regions=labels (h, w)"
+        )
+    return grouped
 
 
 def select_layers(groupings: Mapping[str, Grouping], layer: int | Sequence[int], kind: str) -> list[str]:
