@@ -68,7 +68,10 @@ def _summary(rows: list[Row]) -> Iterator[str]:
         counts = ", ".join(f"{count} of `{f}`" for f, count in missing.items())
         yield f"\nMissing, because not written yet: {counts}."
     if disturbed:
-        yield f"\nIn {disturbed} rows, marked with *, other processes ran beside some turns."
+        yield (
+            f"\nIn {disturbed} rows, marked with *, threads waited for a processor during some turns: those "
+            "of torch and onnxruntime share the process, or something else ran."
+        )
 
 
 def _relative(rows: list[Row], name: str, reference: str) -> str:
@@ -92,7 +95,7 @@ def _family(rows: list[Row]) -> Iterator[str]:
 
 def _line(row: Row, reasons: dict[str, int]) -> str:
     name = f"`{row['model']}`" if row["method"] is None else row["method"]
-    known = next((cell["pixels"] for cell in row["formats"].values()), None)
+    known = next((cell["pixels"] for cell in row["formats"].values() if "pixels" in cell), None)
     size = "×".join(map(str, known)) if known else row["size"]
     differences, sizes = [], []
     for format in FORMATS:

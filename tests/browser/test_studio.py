@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("gradio")
 sync_api = pytest.importorskip("playwright.sync_api")
+Axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe
 
 from tests.studio.conftest import Running, checkpoints, studio  # noqa: E402, F401
 from tests.studio.test_server import bad_files, photo  # noqa: E402
@@ -104,13 +105,32 @@ def test_a_folder_becomes_a_table(studio: Running, open_page: Open, tmp_path: Pa
     expect(page.locator("#table")).to_contain_text("2.png")
 
 
-def test_controls_have_labels(studio: Running, open_page: Open) -> None:  # noqa: F811
-    page = open_page(studio.url)
-    expect(page.get_by_role("tab", name="Look")).to_be_visible(timeout=PATIENCE)
-    unlabelled = page.evaluate(
-        """() => [...document.querySelectorAll("input:not([type=file]):not([type=hidden]), select, button")]
-        .filter(e => e.offsetParent && !(e.ariaLabel || e.title || e.textContent.trim() ||
-                 (e.labels && e.labels.length) || e.getAttribute("aria-labelledby")))
-        .map(e => e.outerHTML.slice(0, 120))"""
-    )
-    assert not unlabelled
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_labels_contrast_and_structure(
+    studio: Running,  # noqa: F811
+    open_page: Open,
+    give: Callable[[Any], None],
+    dark: bool,
+) -> None:
+    """The rules of axe-core on every tab, with its results."""
+    page = open_page(studio.url, dark=dark)
+    give(page)
+    shown = {
+        "Look": "#tokens iframe",
+        "Why": "#explanation iframe",
+        "Faster": "#curve svg",
+        "Compare": "#right li",
+    }
+    buttons = {"Why": "#explain", "Compare": "#compare-photo"}
+    for tab, result in shown.items():
+        page.get_by_role("tab", name=tab).click()
+        if tab in buttons:
+            page.locator(buttons[tab]).click()
+        expect(page.locator(result).first).to_be_visible(timeout=PATIENCE)
+        page.wait_for_timeout(500)  # colours of tabs and buttons change gradually
+        found = [
+            (rule["id"], node["target"], node["html"])
+            for rule in Axe().run(page).response["violations"]
+            for node in rule["nodes"]
+        ]
+        assert not found, tab

@@ -238,7 +238,7 @@ class Actions:
             last = tokens.layers[-1]
             picture = (parts.mosaic(photo.image, tokens.box, last), f"{last.tokens} tokens at the end")
         found = self.workbench.answer(name, photo, setting)
-        return f"<h3>{parts.escape(title)}</h3>{parts.answer(found)}{parts.pair([picture])}"
+        return f"<h2>{parts.escape(title)}</h2>{parts.answer(found)}{parts.pair([picture])}"
 
     def _compared(self, name: str, method: str, share: float) -> Setting | None:
         return None if method == WHOLE else self.workbench.setting(name, method, macs=share)

@@ -27,6 +27,10 @@ THEME = gr.themes.Default(
     font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],  # nothing is fetched
     font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "monospace"],
     primary_hue="blue",
+).set(  # Gradio's own grey and blue are too pale to read on white
+    body_text_color_subdued="*neutral_600",
+    body_text_color_subdued_dark="*neutral_300",
+    color_accent="*primary_600",
 )
 WELCOME = """# visualtokens studio
 Give a photo, and see what the model answers and which tokens it makes of the photo; why it answers so; and
@@ -123,8 +127,9 @@ def _faster(actions: Actions, photo: gr.Image, model: gr.Dropdown) -> None:
         pictures = gr.HTML(elem_id="mosaic")
         curve = gr.HTML(elem_id="curve")
         with gr.Accordion("The same in Python and on the command line", open=False):
-            code = gr.Code(language="python", label="Python", interactive=False)
-            shell = gr.Code(language="shell", label="Command", interactive=False)
+            # without colours, which are hard to read here
+            code = gr.Code(language=None, label="Python", interactive=False, wrap_lines=True)
+            shell = gr.Code(language=None, label="Command", interactive=False, wrap_lines=True, lines=2)
 
     chosen = [model, method, budget, value]
     outputs = [facts, answer, pictures, curve, code, shell]
