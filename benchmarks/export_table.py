@@ -9,7 +9,9 @@ and size. ``prepare`` writes the files of a row, compares them with the model, a
 ``torch.compile``; it may run beside other work. ``speed`` needs a quiet machine: the model, the compiled
 model and the files take turns in one interleaved run. Each row has processes of its own. A row that takes
 longer than ``--limit`` is refused, no row is started after ``--seconds``, and both steps continue where they
-stopped. ``page`` collects all rows in results/export.json and docs/export_table.md.
+stopped. ``page`` collects all rows in results/export.json and docs/export_table.md. Rows with a speed in
+results/export.json are not measured again, so the work may be spread over several days and machines of one
+kind, and the files of measured rows may be deleted.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from visualtokens.reduce import METHODS
 from visualtokens.tasks.timm_models import preprocess_for
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results" / "export.json"
 BASE, KEEP = "deit_small_patch16_224", "deit_small/3"
 SIZES = ("own", "other")
 PARTS = (*FORMATS, "compiled")
@@ -90,9 +93,9 @@ def all_rows() -> list[Row]:
 
 
 def by_turns(rows: list[Row]) -> Iterator[Row]:
-    """Yield the rows so that every family has its first model before any has its second."""
+    """Yield the rows so that every family has its first model before any has its second; own sizes first."""
     families: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: SIZES.index(row.size)):
         families.setdefault(row.family, []).append(row)
     for i in range(max(map(len, families.values()))):
         yield from (members[i] for members in families.values() if i < len(members))
@@ -179,10 +182,12 @@ def take(step: str, rows: list[Row], options: argparse.Namespace) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(options.work / "cache")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["timm", "visualtokens.export.program", "onnxruntime"])
-    began = time.perf_counter()
+    began, known = time.perf_counter(), saved_rows()
 
     def start(row: Row) -> None:
         folder = row.folder(options.work)
+        if "images_per_second" in known.get(row, {}):
+            return
         parts = to_prepare(folder, options.parts) if step == "prepare" else to_time(folder)
         if not parts or time.perf_counter() - began > options.seconds:
             return
@@ -219,11 +224,22 @@ def to_time(folder: Path) -> list[str]:
     return there if {*there} & {*FORMATS} and not {*there} <= {*timed} else []
 
 
+def saved_rows() -> dict[Row, Measured]:
+    """Return the rows of earlier runs."""
+    return {
+        Row(*(row[name] for name in ("family", "model", "method", "size"))): row
+        for row in read(RESULTS).get("rows", [])
+    }
+
+
 def collect(work: Path) -> Measured:
     """Return all rows with what is known of them."""
-    rows = []
+    rows, known = [], saved_rows()
     for row in all_rows():
         folder = row.folder(work)
+        if row in known and ("images_per_second" in known[row] or not folder.exists()):
+            rows.append(known[row])
+            continue
         files = {format: folder / f"{format}.json" for format in FORMATS}
         rows.append(
             {"family": row.family, "model": row.model, "method": row.method, "size": row.size}
@@ -255,7 +271,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.step == "page":
         found = collect(options.work)
-        save(ROOT / "results" / "export.json", found)
+        save(RESULTS, found)
         (ROOT / "docs" / "export_table.md").write_text(page(found), encoding="utf-8")
     else:
         take(options.step, [row for row in all_rows() if fnmatch.fnmatch(row.key, options.only)], options)
