@@ -96,7 +96,7 @@ def _look_and_why(actions: Actions, photo: gr.Image, model: gr.Dropdown) -> tupl
         with gr.Row():
             target = gr.Dropdown([(PREDICTED, -1)], value=-1, label="Explain", elem_id="target")
             against = gr.Dropdown([(NO_OTHER, -1)], value=-1, label="Compared with", elem_id="against")
-            budget = gr.Slider(32, 512, 128, step=32, label="Forward passes: more give smaller errors")
+            budget = gr.Slider(32, 512, 128, step=32, label="Forward passes", info="More: smaller errors")
         explain = gr.Button("Explain", variant="primary", elem_id="explain")
         explanation = gr.HTML(elem_id="explanation")
         regions = gr.CheckboxGroup([], label="Only these regions, and without them", visible=False)

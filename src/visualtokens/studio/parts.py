@@ -20,6 +20,7 @@ SIDE = 448  # pixels of the longer side of a picture
 
 # The studio's own parts use the colours of its theme, in light and dark.
 CSS = """
+.dark { --color-accent: var(--primary-400); }
 .vt-answer { margin: 0; padding: 0; list-style: none; font-variant-numeric: tabular-nums; }
 .vt-answer li { display: grid; grid-template-columns: minmax(6rem, 1fr) 2fr 4rem; gap: .6rem;
   align-items: center; padding: .15rem 0; }
@@ -32,9 +33,9 @@ CSS = """
 .vt-pair img { width: 100%; height: auto; border-radius: .4rem; display: block; }
 .vt-pair figcaption { padding-top: .35rem; }
 .vt-answer + .vt-pair { margin-top: 1rem; }
-.vt-frame { width: 100%; height: 34rem; border: 0; border-radius: .4rem; }
+.vt-frame { width: 100%; height: 31rem; border: 0; border-radius: .4rem; }
 @media (max-width: 700px) {
-  .vt-frame { height: 46rem; }
+  .vt-frame { height: 50rem; }
   .tab-wrapper button { padding: 0 .5rem !important; }
 }
 .vt-curve { width: 100%; max-width: 40rem; height: auto; }
@@ -89,7 +90,11 @@ def explanation_frame(explanation: Explanation) -> str:
         f'<p class="intro">{escape(how_to_read(explanation))}</p>\n<div class="answer">\n'
         f'{numbered_photo(explanation, side=640)}<div class="effects">\n{bars(explanation)}</div>\n</div>\n'
     )
-    css = "main { max-width: none; padding: .5rem; } .answer { margin: 0; }"
+    css = (
+        "main { max-width: none; padding: .5rem; } .answer { margin: 0; }\n"
+        "@media (min-width: 480px) { .answer { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); "
+        "gap: 24px; } .bars li { grid-template-columns: 3.6rem minmax(0, 1fr) 6.2rem; gap: 8px; } }\n"
+    )
     document = page(f"Why {explanation.class_name(explanation.target)}", [body], css=css)
     title = "The regions that matter"
     return f'<iframe class="vt-frame" title="{title}" sandbox="" srcdoc="{escape(document)}"></iframe>'
