@@ -290,19 +290,23 @@ Fit = Callable[[tuple[int, ...], tuple[int, int]], tuple[int, ...]]
 DEFAULT_METHOD = "weighted_merge"  # the most accurate without training, see benchmarks/imagenet_reduce.py
 LEAST_SHARE = 1 / 16  # of the patches, that later blocks need
 METHODS: list[str] = []  # the registered names
+CLUSTERINGS: list[str] = []  # those that use `init` and `iterations`
 _REGISTRY: dict[str, tuple[Factory, Fit | None]] = {}
 
 
-def register_method(name: str, factory: Factory, *, fit: Fit | None = None) -> None:
+def register_method(name: str, factory: Factory, *, fit: Fit | None = None, clusters: bool = False) -> None:
     """Make ``reduce(model, name, ...)``, ``reduced_vit`` and the command line accept a new method.
 
     ``factory`` returns the :class:`Pool` of one block. A method that cannot reach every number of tokens
     gives ``fit``: it maps the tokens wanted after each block and the patch grid to those it can reach.
+    ``clusters`` tells that the factory uses :attr:`Place.init` and :attr:`Place.iterations`.
     """
     if name in _REGISTRY:
         raise UserError(f"the method {name!r} is already registered; choose another name")
     _REGISTRY[name] = factory, fit
     METHODS.append(name)
+    if clusters:
+        CLUSTERINGS.append(name)
 
 
 def find_method(name: str) -> tuple[Factory, Fit | None]:
@@ -320,13 +324,12 @@ def _clustering(kind: type[Clustering], *, weighted: bool, iterations: int) -> F
     return make
 
 
-CLUSTERINGS = ("kmeans", "weighted_kmeans", "kmedoids", "weighted_kmedoids")  # have a start and updates
 # K-means: the paper's 3 updates. K-medoids: the paper states no number; more than one changes the features of
 # a pretrained model by less than the difference between two images.
-register_method("kmeans", _clustering(KMeans, weighted=False, iterations=3))
-register_method("weighted_kmeans", _clustering(KMeans, weighted=True, iterations=3))
-register_method("kmedoids", _clustering(KMedoids, weighted=False, iterations=1))
-register_method("weighted_kmedoids", _clustering(KMedoids, weighted=True, iterations=1))
+register_method("kmeans", _clustering(KMeans, weighted=False, iterations=3), clusters=True)
+register_method("weighted_kmeans", _clustering(KMeans, weighted=True, iterations=3), clusters=True)
+register_method("kmedoids", _clustering(KMedoids, weighted=False, iterations=1), clusters=True)
+register_method("weighted_kmedoids", _clustering(KMedoids, weighted=True, iterations=1), clusters=True)
 register_method("power_bert", lambda place: Select("power_bert"))
 register_method("importance", lambda place: Select("importance"))
 register_method("random", lambda place: Select("random"))
