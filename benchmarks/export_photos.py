@@ -3,9 +3,9 @@
     python benchmarks/export_photos.py --weights vit.safetensors --photos imagenet_val/ --work FOLDER
 
 A pretrained ViT-B/16 with the default method and half of its multiply-adds, in float32: the top-1 class of
-the ONNX file in onnxruntime and of the model in torch, photo by photo. Weights and photos are those of
-imagenet_reduce.py. The file and the answers stay in ``--work``; the same command continues. Where the answers
-differ, the result has the margins between the two classes in the logits of the model.
+the ONNX file in onnxruntime and of the model in torch, photo by photo. Weights and photos are those that
+imagenet_reduce.py reports. The file and the answers stay in ``--work``; the same command continues. Where the
+answers differ, the result has the margins between the two classes in the logits of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import visualtokens
-from imagenet_reduce import MODEL, load_model, read_photos
+from imagenet_reduce import MODEL, load_model, numbered, read_photos
 from visualtokens.bench import machine
 from visualtokens.export.runtime import OnnxModel
 from visualtokens.tune.planning import plan
@@ -62,7 +62,8 @@ def main() -> None:
     if not file.exists():
         visualtokens.export(model, file)
     session = OnnxModel(file, threads=torch.get_num_threads())
-    images, classes = read_photos(options.photos)
+    files = numbered(options.photos, 1)
+    images, classes = read_photos(files), np.array([int(file.stem) for file in files])
     empty = np.zeros((0, 1000), np.float32)
     done = dict(np.load(answers)) if answers.exists() else {"ours": empty, "theirs": empty}
     for _ in range(options.batches):
@@ -80,7 +81,7 @@ def main() -> None:
         "model": MODEL,
         "method": found.method,
         "keep": found.keep,
-    } | compare(done["ours"], done["theirs"], classes.numpy()[: len(done["ours"])])
+    } | compare(done["ours"], done["theirs"], classes[: len(done["ours"])])
     options.save.write_text(json.dumps(result, indent=1) + "\n")
 
 
