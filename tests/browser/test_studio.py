@@ -91,6 +91,22 @@ def test_a_bad_file_gets_a_sentence(studio: Running, open_page: Open, tmp_path: 
     expect(alert).to_be_visible(timeout=PATIENCE)
 
 
+def test_what_cannot_be_reduced_gets_a_sentence(
+    studio: Running,  # noqa: F811
+    open_page: Open,
+    give: Callable[[Any], None],
+) -> None:
+    page = open_page(studio.url)
+    page.get_by_role("tab", name="Faster").click()
+    expect(page.locator("#facts")).to_contain_text("Give a photo first", timeout=PATIENCE)
+    give(page)
+    page.get_by_role("combobox", name="Model", exact=True).click()
+    page.get_by_role("option", name="paca").click()
+    page.get_by_role("tab", name="Look").click()
+    page.get_by_role("tab", name="Faster").click()
+    expect(page.locator("#facts")).to_contain_text("there is nothing to reduce", timeout=PATIENCE)
+
+
 def test_a_folder_becomes_a_table(studio: Running, open_page: Open, tmp_path: Path) -> None:  # noqa: F811
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -127,7 +143,8 @@ def test_labels_contrast_and_structure(
         if tab in buttons:
             page.locator(buttons[tab]).click()
         expect(page.locator(result).first).to_be_visible(timeout=PATIENCE)
-        page.wait_for_timeout(500)  # colours of tabs and buttons change gradually
+        expect(page.locator(".pending")).to_have_count(0, timeout=PATIENCE)  # results that are faded
+        page.wait_for_timeout(500)  # colours change gradually
         found = [
             (rule["id"], node["target"], node["html"])
             for rule in Axe().run(page).response["violations"]

@@ -12,6 +12,7 @@ import gradio as gr
 
 from visualtokens.errors import UserError
 from visualtokens.explain.explanation import Explanation
+from visualtokens.explain.hiding import Hide
 from visualtokens.explain.page import explanation_page
 from visualtokens.explain.view import view_document, view_frame
 from visualtokens.files import one_line
@@ -87,10 +88,10 @@ class Actions:
     # Why.
 
     def why(
-        self, file: str | None, name: str, target: int, against: int, budget: float
+        self, file: str | None, name: str, target: int, against: int, hide: Hide, budget: float
     ) -> Iterator[tuple[Any, ...]]:
         photo = self._photo(file)
-        explanation = self._explanation(name, photo, target, against, budget)
+        explanation = self._explanation(name, photo, target, against, budget, hide)
         page = explanation_page(explanation)
         numbers = [(str(i), k) for i, k in enumerate(explanation.listed, start=1)]
         chosen = (
@@ -106,19 +107,35 @@ class Actions:
         )
 
     def what_if(
-        self, file: str | None, name: str, target: int, against: int, budget: float, chosen: list[int]
+        self,
+        file: str | None,
+        name: str,
+        target: int,
+        against: int,
+        hide: Hide,
+        budget: float,
+        chosen: list[int],
     ) -> str:
         photo = self._photo(file)
-        explanation = self._explanation(name, photo, target, against, budget)
+        explanation = self._explanation(name, photo, target, against, budget, hide)
         return self._variants(name, photo, explanation, chosen)
 
-    def _explanation(self, name: str, photo: Photo, target: int, against: int, budget: float) -> Explanation:
+    def _explanation(
+        self,
+        name: str,
+        photo: Photo,
+        target: int,
+        against: int,
+        budget: float,
+        hide: Hide | None = None,
+    ) -> Explanation:
         return self.workbench.why(
             name,
             photo,
             target=None if target < 0 else int(target),
             against=None if against < 0 else int(against),
             budget=int(budget),
+            hide=hide,
         )
 
     def _variants(self, name: str, photo: Photo, explanation: Explanation, chosen: Sequence[int]) -> str:
@@ -143,10 +160,11 @@ class Actions:
 
         The work ends early as soon as its session asks for something else.
         """
-        photo, session = self._photo(file), request.session_hash or ""
-        reason = self.workbench.reducible(name)
-        if reason is not None:
-            raise UserError(reason)
+        reason = NO_PHOTO if file is None else self.workbench.reducible(name)
+        if file is None or reason is not None:
+            yield f"<p>{parts.escape(reason or '')}</p>", "", "", "", "", ""
+            return
+        photo, session = Photo.read(file), request.session_hash or ""
         asked = (name, method, budget, value)
         self._latest.setdefault(session, asked)
 

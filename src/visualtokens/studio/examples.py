@@ -13,10 +13,15 @@ DIGITS = [str(digit) for digit in range(10)]
 COUNT = 4
 
 
+def is_of_digits(checkpoint: Checkpoint) -> bool:
+    """Return whether a model was trained on handwritten digits, as that of the demo."""
+    return list(checkpoint.classes) == DIGITS
+
+
 def write_examples(folder: Path, checkpoint: Checkpoint) -> list[Path]:
     """Write a few photos of the kind that a model was made for, and return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    if list(checkpoint.classes) == DIGITS:
+    if is_of_digits(checkpoint):
         digits = open_dataset("digits", "val")
         images = {f"digit_{digits[i][1]}.png": digits[i][0] for i in range(COUNT)}
     else:

@@ -22,6 +22,13 @@ BUDGETS = {
     "tokens kept": (0.05, 1.0, 0.05, 0.5),
     "speed-up": (1.0, 4.0, 0.1, 1.5),
 }
+HIDES = [
+    ("their mean colour", "mean"),
+    ("black", "black"),
+    ("blurred", "blur"),
+    ("painted over from around", "inpaint"),
+    ("tokens that are removed", "tokens"),  # for vision transformers
+]
 COLUMNS = ("photo", "left", "probability", "right", "probability ", "same")
 THEME = gr.themes.Default(
     font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],  # nothing is fetched
@@ -57,7 +64,12 @@ def photo_input(folder: Path) -> gr.Image:
         return str(path)
 
     photo = gr.Image(
-        type="filepath", label="Photo", sources=["upload", "webcam", "clipboard"], height=320, buttons=[]
+        type="filepath",
+        label="Photo",
+        sources=["upload", "webcam", "clipboard"],
+        height=320,
+        buttons=[],
+        elem_id="photo",
     )
     # not a subclass, for which Gradio would write a stub file into this package
     photo.preprocess = path_of  # type: ignore[method-assign]
@@ -88,6 +100,7 @@ def build(actions: Actions, *, examples: Sequence[Path]) -> gr.Blocks:
 
 
 def _look_and_why(actions: Actions, photo: gr.Image, model: gr.Dropdown) -> tuple[gr.Dropdown, gr.Dropdown]:
+    bench = actions.workbench
     with gr.Tab("Look", id="look"):
         answer = gr.HTML(elem_id="answer", min_height=60)
         view = gr.HTML(elem_id="tokens")
@@ -96,6 +109,10 @@ def _look_and_why(actions: Actions, photo: gr.Image, model: gr.Dropdown) -> tupl
         with gr.Row():
             target = gr.Dropdown([(PREDICTED, -1)], value=-1, label="Explain", elem_id="target")
             against = gr.Dropdown([(NO_OTHER, -1)], value=-1, label="Compared with", elem_id="against")
+            hides = HIDES if all(bench.reducible(name) is None for name in bench.models) else HIDES[:-1]
+            start = bench.default_hide(next(iter(bench.models)))
+            hide = gr.Dropdown(hides, value=start, label="Hidden regions become", filterable=False)
+        with gr.Row():
             budget = gr.Slider(32, 512, 128, step=32, label="Forward passes", info="More: smaller errors")
         explain = gr.Button("Explain", variant="primary", elem_id="explain")
         explanation = gr.HTML(elem_id="explanation")
@@ -107,7 +124,7 @@ def _look_and_why(actions: Actions, photo: gr.Image, model: gr.Dropdown) -> tupl
     for event in (photo.change, model.change):
         event(explained(actions.look), **looked, trigger_mode="always_last")
     save.click(explained(actions.look_page), [photo, model], save, **SHOWN)
-    asked = [photo, model, target, against, budget]
+    asked = [photo, model, target, against, hide, budget]
     explain.click(explained(actions.why), asked, [explanation, regions, variants, page], **SHOWN)
     regions.input(
         explained(actions.what_if), [*asked, regions], variants, **SHOWN, trigger_mode="always_last"
@@ -160,7 +177,8 @@ def _compare(actions: Actions, photo: gr.Image, names: list[str]) -> None:
                 left_method = gr.Dropdown(methods, value=WHOLE, label="Left: tokens", filterable=False)
             with gr.Column(min_width=240):
                 right = gr.Dropdown(names, value=names[-1], label="Right: model", filterable=False)
-                start = WHOLE if len(names) > 1 else DEFAULT_METHOD
+                other = len(names) > 1 or actions.workbench.reducible(names[0]) is not None
+                start = WHOLE if other else DEFAULT_METHOD
                 right_method = gr.Dropdown(methods, value=start, label="Right: tokens", filterable=False)
         share = gr.Slider(0.25, 1.0, 0.5, step=0.05, label="Share of the multiply-adds of reduced models")
         compare = gr.Button("Compare on the photo", variant="primary", elem_id="compare-photo")

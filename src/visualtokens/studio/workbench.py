@@ -20,6 +20,7 @@ from visualtokens.errors import UserError, unknown
 from visualtokens.explain import Explanation
 from visualtokens.explain.explainer import variants
 from visualtokens.explain.explanation import Variant
+from visualtokens.explain.hiding import Hide
 from visualtokens.explain.inputs import as_batch, prepare
 from visualtokens.explain.layers import Layer, layers_of
 from visualtokens.explain.regions import find_regions
@@ -31,6 +32,7 @@ from visualtokens.reduce.methods import DEFAULT_METHOD, METHODS
 from visualtokens.reduce.reduction import reduce
 from visualtokens.reduce.schedule import Schedule
 from visualtokens.reduce.schedule import macs as macs_of
+from visualtokens.studio.examples import is_of_digits
 from visualtokens.tasks import Checkpoint
 from visualtokens.tasks.prediction import Classification
 from visualtokens.tune.calibration import plain_copy
@@ -41,6 +43,10 @@ SHARES = (0.8, 0.65, 0.5, 0.4, 0.3)  # of the multiply-adds, for the trade-off c
 ROUNDS = 3  # of a speed measurement
 REGIONS = 24  # of a model that groups nothing
 ENTRIES, PIXELS = 256, 2**26  # results in the cache, and pixels of the photos that they hold
+NOTHING_TO_REDUCE = (
+    "This model groups its patches into a few tokens by itself, so there is nothing to reduce. "
+    "A plain vision transformer can be made faster here: vtok studio --model deit_small_patch16_224"
+)
 V = TypeVar("V")
 
 
@@ -189,14 +195,26 @@ class Workbench:
     # Explanations.
 
     def why(
-        self, name: str, photo: Photo, *, target: int | None = None, against: int | None = None, budget: int
+        self,
+        name: str,
+        photo: Photo,
+        *,
+        target: int | None = None,
+        against: int | None = None,
+        budget: int,
+        hide: Hide | None = None,
     ) -> Explanation:
         """Explain the probability of the class ``target``, by default the predicted one."""
-        options: dict[str, Any] = dict(target=target, against=against, budget=budget)
+        hide = hide or self.default_hide(name)
+        options: dict[str, Any] = dict(target=target, against=against, budget=budget, hide=hide)
         return self._cache(
             ("why", name, photo.key, *options.values()),
             lambda: self.checkpoint(name).explain(photo.image, **options),
         )
+
+    def default_hide(self, name: str) -> Hide:
+        """Return what stands in for hidden regions: black for digits, which are white on black."""
+        return "black" if is_of_digits(self.checkpoint(name)) else "mean"
 
     def variants(
         self, name: str, photo: Photo, explanation: Explanation, chosen: Sequence[int]
@@ -208,16 +226,17 @@ class Workbench:
             subject = checkpoint.task.subject(checkpoint, photo.image, target=asked[0], against=asked[1])
             return variants(subject, explanation, chosen)
 
-        return self._cache(("variants", name, photo.key, asked, tuple(chosen)), compute)
+        return self._cache(("variants", name, photo.key, asked, explanation.hide, tuple(chosen)), compute)
 
     # Fewer tokens.
 
     def reducible(self, name: str) -> str | None:
         """Return why the tokens of a model cannot be reduced, None if they can."""
+        model = self.checkpoint(name).model
         try:
-            encoder = encoder_of(self.checkpoint(name).model)
+            encoder = encoder_of(model)
         except UserError as error:
-            return str(error)
+            return NOTHING_TO_REDUCE if _has_taps(model) else str(error)
         return "This model is reduced already; open the whole model." if encoder.reduced else None
 
     def setting(
