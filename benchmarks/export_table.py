@@ -216,12 +216,10 @@ def to_prepare(folder: Path, parts: Sequence[str]) -> list[str]:
 
 
 def to_time(folder: Path) -> list[str]:
-    """Return the parts of a row that can be timed; none if there is no file, or if all have been timed."""
-    there = [
-        p for p in PARTS if (folder / f"{p}.json").exists() and "refused" not in read(folder / f"{p}.json")
-    ]
-    timed = read(folder / "speed.json").get("images_per_second", {})
-    return there if {*there} & {*FORMATS} and not {*there} <= {*timed} else []
+    """Return the parts of a row that can be timed; none if some are missing, or if it has been timed."""
+    if to_prepare(folder, PARTS) or (folder / "speed.json").exists():
+        return []
+    return [part for part in PARTS if "refused" not in read(folder / f"{part}.json")]
 
 
 def saved_rows() -> dict[Row, Measured]:
