@@ -27,22 +27,24 @@ another, non-square size with dynamic batch, height and width.
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the page in Markdown."""
-    rows: list[Row] = found["rows"]
+    """Return the page in Markdown: the rows that are complete."""
+    rows: list[Row] = [row for row in found["rows"] if "images_per_second" in row]
     parts = [
         HEAD.format(threads=found["threads"], machine=found["machine"].get("cpu", "CPU")),
-        *_summary(rows),
+        *_summary(rows, len(found["rows"])),
     ]
     for family in dict.fromkeys(row["family"] for row in rows):
         parts += ["", f"## {family}", *_family([row for row in rows if row["family"] == family])]
     return "\n".join(parts) + "\n"
 
 
-def _summary(rows: list[Row]) -> Iterator[str]:
+def _summary(rows: list[Row], planned: int) -> Iterator[str]:
     yield "## Summary"
+    if len(rows) < planned:
+        yield f"So far {len(rows)} of {planned} rows are measured: compiling all of them takes hours.\n"
     yield "| | " + " | ".join(f"`{format}`" for format in FORMATS) + " |"
     yield "|---|" + "---:|" * len(FORMATS)
-    cells = {f: [row["formats"][f] for row in rows if f in row["formats"]] for f in FORMATS}
+    cells = {format: [row["formats"][format] for row in rows] for format in FORMATS}
     written = {format: [cell for cell in cells[format] if "refused" not in cell] for format in FORMATS}
     lines = {
         "files written": [str(len(written[format])) for format in FORMATS],
@@ -62,11 +64,7 @@ def _summary(rows: list[Row]) -> Iterator[str]:
         "Relative speeds are geometric means over the rows. The compiled model has "
         f"{_relative(rows, 'compiled', 'eager')} times the images/s of the eager one."
     )
-    missing = {f: len(rows) - len(cells[f]) for f in FORMATS if len(cells[f]) < len(rows)}
     disturbed = sum(not row.get("quiet", True) for row in rows)
-    if missing:
-        counts = ", ".join(f"{count} of `{f}`" for f, count in missing.items())
-        yield f"\nMissing, because not written yet: {counts}."
     if disturbed:
         yield (
             f"\nIn {disturbed} rows, marked with *, threads waited for a processor during some turns: those "
@@ -95,19 +93,17 @@ def _family(rows: list[Row]) -> Iterator[str]:
 
 def _line(row: Row, reasons: dict[str, int]) -> str:
     name = f"`{row['model']}`" if row["method"] is None else row["method"]
-    known = next((cell["pixels"] for cell in row["formats"].values() if "pixels" in cell), None)
-    size = "×".join(map(str, known)) if known else row["size"]
+    pixels = next((cell["pixels"] for cell in row["formats"].values() if "pixels" in cell), None)
+    size = "×".join(map(str, pixels)) if pixels else row["size"]
     differences, sizes = [], []
     for format in FORMATS:
-        cell = row["formats"].get(format)
-        if cell is None:
-            differences.append("missing")
-        elif "refused" in cell:
+        cell = row["formats"][format]
+        if "refused" in cell:
             number = reasons.setdefault(_escaped(cell["refused"]), len(reasons) + 1)
             differences.append(f"refused ({number})")
         else:
             differences.append("0" if cell["difference"] == 0 else f"{cell['difference']:.0e}")
-        sizes.append(f"{cell['bytes'] / 1e6:.1f}" if cell and "bytes" in cell else "")
+        sizes.append(f"{cell['bytes'] / 1e6:.1f}" if "bytes" in cell else "")
     speeds = row.get("images_per_second", {})
     rates = [f"{speeds[each]:.3g}" if each in speeds else "–" for each in SPEEDS]
     mark = "" if row.get("quiet", True) else "*"

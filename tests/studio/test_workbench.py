@@ -154,10 +154,9 @@ def test_the_cache_is_bounded(bench: Workbench, photo: Photo) -> None:
     assert len(small) == 1
 
 
-def test_numbers_on_the_axis() -> None:
-    assert parts._round_numbers(4.7) == [0, 1, 2, 3, 4]
-    assert parts._round_numbers(130) == [0, 50, 100]
-    parts.curve([Point(1, 3.0, 0.5)], None, label="one point")
+def test_a_curve_of_one_point() -> None:
+    root = ElementTree.fromstring(parts.curve([Point(1, 0.5)], Point(1, 0.5), label="one point"))
+    assert [text.text for text in root.iter("text")][:2] == ["you are here", "100%"]
 
 
 def test_only_classifiers() -> None:

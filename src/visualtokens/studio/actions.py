@@ -17,7 +17,7 @@ from visualtokens.explain.page import explanation_page
 from visualtokens.explain.view import view_document, view_frame
 from visualtokens.files import one_line
 from visualtokens.studio import parts
-from visualtokens.studio.workbench import Photo, Point, Setting, Source, Workbench, change
+from visualtokens.studio.workbench import Photo, Setting, Source, Workbench, change
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class Actions:
     def faster(
         self, file: str | None, name: str, method: str, budget: str, value: float, request: gr.Request
     ) -> Iterator[tuple[Any, ...]]:
-        """Show the answer and the mosaic at once, then the measured speed, then the curve.
+        """Show the answer and the mosaic at once, then the curve, then the measured speed.
 
         The work ends early as soon as its session asks for something else.
         """
@@ -199,21 +199,19 @@ class Actions:
         yield parts.facts(costs), answer, parts.pair(pictures), gr.skip(), code, shell
         if stale():
             return
+        label = f"Probability of “{whole.top[0][0]}” with fewer multiply-adds, {method}"
+        drawn = parts.curve(bench.curve(name, photo, method), bench.point(name, photo, setting), label=label)
+        yield gr.skip(), gr.skip(), gr.skip(), f"<p>{parts.escape(label)}:</p>{drawn}", gr.skip(), gr.skip()
+        if stale():
+            return
         plain, reduced = bench.speed(name, setting)
-        rate = reduced.images_per_second.median
+        rates = [each.images_per_second.median for each in (plain, reduced)]
         noisy = "" if reduced.quiet else " (on a busy machine)"
         measured = [
             (f"speed-up, measured here{noisy}", f"{reduced.speedup.median:.2f}×"),
-            ("images per second", f"{plain.images_per_second.median:.1f} → {rate:.1f}"),
+            ("images per second", " → ".join(f"{rate:.1f}" for rate in rates)),
         ]
-        unchanged = (gr.skip(),) * 5
-        yield parts.facts([*measured, *costs]), *unchanged
-        if stale():
-            return
-        here = Point(share, rate, bench.probability(name, photo, setting))
-        label = f"Probability of “{whole.top[0][0]}” over the speed, {method}"
-        drawn = parts.curve(bench.curve(name, photo, method), here, label=label)
-        yield gr.skip(), gr.skip(), gr.skip(), f"<p>{parts.escape(label)}:</p>{drawn}", gr.skip(), gr.skip()
+        yield parts.facts([*measured, *costs]), *(gr.skip(),) * 5
 
     def note(self, name: str, method: str, budget: str, value: float, request: gr.Request) -> None:
         """Remember what a session asks for; the work for anything else ends."""

@@ -107,11 +107,17 @@ def _look_and_why(actions: Actions, photo: gr.Image, model: gr.Dropdown) -> tupl
         save = gr.DownloadButton("Download the page of the tokens", size="sm", elem_id="save-tokens")
     with gr.Tab("Why", id="why"):
         with gr.Row():
-            target = gr.Dropdown([(PREDICTED, -1)], value=-1, label="Explain", elem_id="target")
-            against = gr.Dropdown([(NO_OTHER, -1)], value=-1, label="Compared with", elem_id="against")
+            target = gr.Dropdown(
+                [(PREDICTED, -1)], value=-1, label="Explain", elem_id="target", min_width=200
+            )
+            against = gr.Dropdown(
+                [(NO_OTHER, -1)], value=-1, label="Compared with", elem_id="against", min_width=200
+            )
             hides = HIDES if all(bench.reducible(name) is None for name in bench.models) else HIDES[:-1]
             start = bench.default_hide(next(iter(bench.models)))
-            hide = gr.Dropdown(hides, value=start, label="Hidden regions become", filterable=False)
+            hide = gr.Dropdown(
+                hides, value=start, label="Hidden regions become", filterable=False, min_width=200
+            )
         with gr.Row():
             budget = gr.Slider(32, 512, 128, step=32, label="Forward passes", info="More: smaller errors")
         explain = gr.Button("Explain", variant="primary", elem_id="explain")

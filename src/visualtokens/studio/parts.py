@@ -103,63 +103,53 @@ def explanation_frame(explanation: Explanation) -> str:
 
 # The trade-off.
 
-WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 640, 320, 64, 48, 36
+WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 640, 320, 72, 48, 36
 
 
-def curve(points: Sequence[Point], here: Point | None, *, label: str) -> str:
-    """Return the trade-off as SVG: the probability of the whole model's answer over the speed."""
-    rightmost = 1.08 * max(point.images_per_second for point in [*points, *([here] if here else [])])
+def curve(points: Sequence[Point], here: Point, *, label: str) -> str:
+    """Return the trade-off as SVG: the probability of the whole model's answer over the multiply-adds.
+
+    The whole model is on the left, cheaper ones follow to the right.
+    """
+    least = min(point.share for point in [*points, here]) - 0.04
+    axis = HEIGHT - BOTTOM
 
     def place(point: Point) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT - MARGIN) * point.images_per_second / rightmost
-        return x, MARGIN + (HEIGHT - BOTTOM - MARGIN) * (1 - point.probability)
+        x = LEFT + (WIDTH - LEFT - MARGIN) * (1 - point.share) / (1 - least)
+        return x, MARGIN + (axis - MARGIN) * (1 - point.probability)
 
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, points))
     dots = "".join(
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#2f6fb0"><title>{point.share:.0%} of the '
-        f"multiply-adds: {point.images_per_second:.1f} images/s, {point.probability:.1%}</title></circle>\n"
+        f"multiply-adds: {point.probability:.1%}</title></circle>\n"
         for point, (x, y) in zip(points, map(place, points), strict=True)
     )
-    marker = ""
-    if here is not None:
-        x, y = place(here)
-        side = ("end", -12) if x > WIDTH * 0.6 else ("start", 12)
-        marker = (
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="#c4501b" stroke-width="3"/>\n'
-            f'<text x="{x + side[1]:.1f}" y="{y - 14:.1f}" text-anchor="{side[0]}" font-weight="600">'
-            "you are here</text>\n"
-        )
-    axis = HEIGHT - BOTTOM
-    ticks = "".join(_tick(value, rightmost, axis) for value in _round_numbers(rightmost))
+    x, y = place(here)
+    side = ("end", -12) if x > WIDTH * 0.6 else ("start", 12)
+    marker = (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="#c4501b" stroke-width="3"/>\n'
+        f'<text x="{x + side[1]:.1f}" y="{y - 14:.1f}" text-anchor="{side[0]}" font-weight="600">'
+        "you are here</text>\n"
+    )
+    shares = [tenth / 10 for tenth in range(10, 0, -1) if tenth / 10 > least]
+    ticks = "".join(
+        f'<text x="{place(Point(share, 0))[0]:.1f}" y="{axis + 18}" text-anchor="middle">{share:.0%}</text>\n'
+        for share in shares
+    )
     levels = "".join(
-        f'<text x="{LEFT - 8}" y="{MARGIN + (axis - MARGIN) * (1 - p) + 4:.1f}" text-anchor="end">{p:.0%}'
-        "</text>"
+        f'<text x="{LEFT - 22}" y="{place(Point(1, p))[1] + 4:.1f}" text-anchor="end">{p:.0%}</text>'
         for p in (0, 0.5, 1)
     )
-    described = "; ".join(
-        f"{point.images_per_second:.1f} images/s with {point.share:.0%} of the multiply-adds: "
-        f"{point.probability:.0%}"
-        for point in points
-    )
+    described = "; ".join(f"{p.share:.0%} of the multiply-adds: {p.probability:.0%}" for p in points)
     return (
         f'<svg class="vt-curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(f"{label}. {described}.")}">\n'
-        f'<path d="M{LEFT},{MARGIN}V{axis}H{WIDTH - MARGIN}" fill="none" stroke="currentColor" opacity=".4"/>'
+        f'<path d="M{LEFT - 14},{MARGIN}V{axis}H{WIDTH - MARGIN}" fill="none" stroke="currentColor" '
+        'opacity=".4"/>'
         f'<polyline points="{line}" fill="none" stroke="#2f6fb0" stroke-width="2"/>\n'
         f'{dots}{marker}{ticks}{levels}<text x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 8}" '
-        'text-anchor="middle">images per second, measured here, one at a time</text>\n</svg>\n'
+        'text-anchor="middle">share of the multiply-adds; faster to the right</text>\n</svg>\n'
     )
-
-
-def _tick(value: float, rightmost: float, axis: int) -> str:
-    x = LEFT + (WIDTH - LEFT - MARGIN) * value / rightmost
-    return f'<text x="{x:.1f}" y="{axis + 18}" text-anchor="middle">{value:g}</text>\n'
-
-
-def _round_numbers(limit: float) -> list[float]:
-    """Return about five round numbers from 0 to the limit."""
-    step = next(s * 10**e for e in range(-3, 7) for s in (1, 2, 5) if limit / (s * 10**e) <= 6)
-    return [i * step for i in range(int(limit / step) + 1)]
 
 
 # Code to copy.

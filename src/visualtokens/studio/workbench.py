@@ -97,10 +97,9 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Point:
-    """A schedule on the trade-off curve: its cost, its speed, and its answer for one photo."""
+    """A schedule on the trade-off curve: its cost, and its answer for one photo."""
 
     share: float  # of the multiply-adds
-    images_per_second: float
     probability: float  # of the class that the whole model predicts
 
 
@@ -270,20 +269,20 @@ class Workbench:
 
     def curve(self, name: str, photo: Photo, method: str) -> list[Point]:
         """Return the trade-off of a method for a photo, the whole model first."""
-        settings = list(dict.fromkeys(self.setting(name, method, macs=share) for share in SHARES))
-        speeds = self._speeds(name, method, tuple(setting.keep for setting in settings))
-        return [
-            Point(
-                self.share(name, setting),
-                speed.images_per_second.median,
-                self.probability(name, photo, setting),
-            )
-            for setting, speed in zip([None, *settings], speeds, strict=True)
-        ]
+        settings = [None, *self._settings(name, method)]
+        return [self.point(name, photo, setting) for setting in settings]
+
+    def point(self, name: str, photo: Photo, setting: Setting | None) -> Point:
+        """Return the place of a setting on the trade-off curve."""
+        return Point(self.share(name, setting), self.probability(name, photo, setting))
+
+    def _settings(self, name: str, method: str) -> list[Setting]:
+        """Return the reduced models of the curve."""
+        return list(dict.fromkeys(self.setting(name, method, macs=share) for share in SHARES))
 
     def speedup_share(self, name: str, method: str, speedup: float) -> float:
         """Return the share of the multiply-adds at which the curve reaches a speed-up, by interpolation."""
-        settings = list(dict.fromkeys(self.setting(name, method, macs=share) for share in SHARES))
+        settings = self._settings(name, method)
         speeds = self._speeds(name, method, tuple(setting.keep for setting in settings))
         gains = [1.0, *(speed.speedup.median for speed in speeds[1:])]
         shares = [1.0, *(self.share(name, setting) for setting in settings)]
