@@ -60,6 +60,8 @@ def test_every_tab(studio: Running, open_page: Open, give: Callable[[Any], None]
     page.locator("#compare-photo").click()
     for side in ("#left", "#right"):
         expect(page.locator(f"{side} li")).to_have_count(5, timeout=PATIENCE)
+    left, right = (page.locator(side).bounding_box() for side in ("#left", "#right"))
+    assert right["y"] >= left["y"] + left["height"] if phone else right["x"] >= left["x"] + left["width"]
     width = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert width[0] <= width[1], "the page scrolls sideways"
 

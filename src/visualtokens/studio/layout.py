@@ -189,8 +189,10 @@ def _compare(actions: Actions, photo: gr.Image, names: list[str]) -> None:
         share = gr.Slider(0.25, 1.0, 0.5, step=0.05, label="Share of the multiply-adds of reduced models")
         compare = gr.Button("Compare on the photo", variant="primary", elem_id="compare-photo")
         with gr.Row():
-            left_side = gr.HTML(elem_id="left")
-            right_side = gr.HTML(elem_id="right")
+            with gr.Column(min_width=280):
+                left_side = gr.HTML(elem_id="left")
+            with gr.Column(min_width=280):
+                right_side = gr.HTML(elem_id="right")
         files = gr.File(
             file_count="directory", label="Or on a folder of photos", height=140, elem_id="folder"
         )

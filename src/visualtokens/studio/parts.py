@@ -22,6 +22,7 @@ SIDE = 448  # pixels of the longer side of a picture
 CSS = """
 .dark { --color-accent: var(--primary-400); }
 #photo img { width: 100%; object-fit: contain; image-rendering: auto; }
+:is(#left, #right) h2 { font-size: 1.1rem; overflow-wrap: anywhere; }
 .vt-answer { margin: 0; padding: 0; list-style: none; font-variant-numeric: tabular-nums; }
 .vt-answer li { display: grid; grid-template-columns: minmax(6rem, 1fr) 2fr 4rem; gap: .6rem;
   align-items: center; padding: .15rem 0; }
@@ -125,7 +126,7 @@ def curve(points: Sequence[Point], here: Point, *, label: str) -> str:
         for point, (x, y) in zip(points, map(place, points), strict=True)
     )
     x, y = place(here)
-    side = ("end", -12) if x > WIDTH * 0.6 else ("start", 12)
+    side = ("end", -12) if x > WIDTH * 0.8 else ("start", 12)
     marker = (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="none" stroke="#c4501b" stroke-width="3"/>\n'
         f'<text x="{x + side[1]:.1f}" y="{y - 14:.1f}" text-anchor="{side[0]}" font-weight="600">'
