@@ -69,7 +69,7 @@ def load(url: str, checkpoint: Path, folder: Path) -> dict[str, Any]:
     name, library = checkpoint.resolve().name, visualtokens.load(checkpoint)
     files = photos(folder, LONE + CLIENTS * EACH)
     lone_client = Client(url, verbose=False)
-    ask(lone_client, name, photos(folder, 1)[0])  # warm
+    ask(lone_client, name, files[0])  # warm
     lone = [ask(lone_client, name, file)[0] for file in files[:LONE]]
     clients = [Client(url, verbose=False) for _ in range(CLIENTS)]
 

@@ -78,15 +78,15 @@ def main() -> None:
         done["theirs"] = np.concatenate([done["theirs"], session(batch.numpy())])
         np.savez(answers, **done)
         print(f"{len(done['ours'])} of {len(images)}", flush=True)
+    ours, correct = done["ours"].argmax(1), classes[: len(done["ours"])]
     result = {
         "command": "python benchmarks/export_photos.py --weights FILE --photos FOLDER --work FOLDER",
         "machine": machine(),
         "model": MODEL,
         "method": found.method,
         "keep": found.keep,
-    } | compare(done["ours"], done["theirs"], classes[: len(done["ours"])])
-    whole, ours = np.load(whole_file)[: len(done["ours"])], done["ours"].argmax(1)
-    correct = classes[: len(ours)]
+    } | compare(done["ours"], done["theirs"], correct)
+    whole = np.load(whole_file)[: len(ours)]
     result["top1"]["whole"] = float((whole == correct).mean())
     result["points_over_whole"] = interval(ours == correct, whole == correct)
     options.save.write_text(json.dumps(result, indent=1) + "\n")

@@ -161,10 +161,10 @@ class Actions:
         The work ends early as soon as its session asks for something else.
         """
         reason = NO_PHOTO if file is None else self.workbench.reducible(name)
-        if file is None or reason is not None:
-            yield f"<p>{parts.escape(reason or '')}</p>", "", "", "", "", ""
+        if reason is not None:
+            yield f"<p>{parts.escape(reason)}</p>", "", "", "", "", ""
             return
-        photo, session = Photo.read(file), request.session_hash or ""
+        photo, session = self._photo(file), request.session_hash or ""
         asked = (name, method, budget, value)
         self._latest.setdefault(session, asked)
 

@@ -21,7 +21,7 @@ SIDE = 448  # pixels of the longer side of a picture
 # The studio's own parts use the colours of its theme, in light and dark.
 CSS = """
 .dark { --color-accent: var(--primary-400); }
-#photo img { width: 100%; object-fit: contain; image-rendering: auto; }
+#photo img { width: 100%; object-fit: contain; }
 :is(#left, #right) h2 { font-size: 1.1rem; overflow-wrap: anywhere; }
 .vt-answer { margin: 0; padding: 0; list-style: none; font-variant-numeric: tabular-nums; }
 .vt-answer li { display: grid; grid-template-columns: minmax(6rem, 1fr) 2fr 4rem; gap: .6rem;
