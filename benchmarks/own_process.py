@@ -4,8 +4,8 @@ Models in one process share a heap. Whether the allocator reuses a large block o
 depends on the model that ran before; on a CPU this can be a third of the time. A process of its own gives
 each model the conditions of its users.
 
-A turn lasts a second, so that the median call runs with warm caches. Between turns the script waits until
-the idle threads of the previous process have stopped spinning, which takes some milliseconds.
+A turn lasts a second by default, so that the median call runs with warm caches. Between turns the script
+waits until the idle threads of the previous process have stopped spinning, which takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from visualtokens.bench import Timings, interleave, peak_memory
-from visualtokens.bench.timing import Canary, matmul_canary
+from visualtokens.bench.timing import RETRIES, Canary, matmul_canary
 
 Run = Callable[[], object]
 TURN = 1.0  # seconds
@@ -51,9 +51,17 @@ class OwnProcess:
         return self._connection.recv()  # EOFError if the process died; its error is on stderr
 
 
-def in_turns(candidates: Mapping[str, OwnProcess], *, rounds: int) -> Timings:
-    """Time the candidates in turns."""
-    return interleave(candidates, rounds=rounds, min_seconds=TURN, canary=settled_canary())
+def in_turns(
+    candidates: Mapping[str, OwnProcess], *, rounds: int, seconds: float = TURN, retries: int = RETRIES
+) -> Timings:
+    """Time the candidates in turns of ``seconds``.
+
+    On a machine whose speed varies all the time, many short turns without retries give narrower intervals of
+    the ratios than few long ones: the turns of a round are closer together.
+    """
+    return interleave(
+        candidates, rounds=rounds, min_seconds=seconds, retries=retries, canary=settled_canary()
+    )
 
 
 def settled_canary() -> Canary:
