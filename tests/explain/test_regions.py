@@ -153,6 +153,14 @@ def test_vague_groupings_give_way_to_features_if_there_are_any() -> None:
     assert find_regions(nn.Flatten(), x, groupings, regions=6).source == "layer"
 
 
+def test_a_given_layer_is_used_even_if_its_groupings_are_vague() -> None:
+    x, weights = torch.randn(1, 3, 32, 32), torch.rand(1, 64, 2).softmax(2)
+    groupings = {"layer": Grouping.soft(weights, (8, 8))}
+    assert find_regions(Untidy().eval(), x, groupings, regions=6, layer=-1).source == "layer"
+    with pytest.raises(UserError, match="layer=-1, but Untidy does not group its patches"):
+        find_regions(Untidy().eval(), x, {}, regions=6, layer=-1)
+
+
 def test_scattered_regions() -> None:
     rng = np.random.default_rng(0)
     rows, columns = np.indices((40, 72))

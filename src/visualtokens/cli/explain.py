@@ -80,8 +80,9 @@ class ExplainConfig(DataOptions):
     budget: int = 128
     """Forward passes per image; more give smaller errors."""
 
-    layer: int = -1
-    """Index of the grouping that regions come from: 0 is the first of the model, -1 the last."""
+    layer: int | None = None
+    """Index of the grouping that regions come from: 0 is the first of the model, -1 the last; by default the
+    last, or the model's features if its clusters are vague."""
 
     of: Literal["groups", "attention"] = "groups"
     """Maps of --method cluster: groups (patches of each cluster) or attention (patches that attend to it)."""

@@ -42,7 +42,7 @@ class Setting:
     """The options of the methods, besides the model."""
 
     preprocess: Preprocess  # its mean and std define black
-    layer: int = -1  # of the clusters
+    layer: int | None = None  # of the clusters, by default the last
     of: MapSource = "groups"  # which maps of the clusters
     batch: int = 16  # images per forward pass
     budget: int = 96  # forward passes of a method; a backward pass counts as two

@@ -36,7 +36,7 @@ from visualtokens.explain.layers import (
     patch_attention,
     record_attention,
 )
-from visualtokens.explain.regions import Ints, Regions, consecutive, find_regions, select_layers
+from visualtokens.explain.regions import LAST, Ints, Regions, consecutive, find_regions, select_layers
 from visualtokens.explain.subject import Subject, class_subject
 from visualtokens.explain.values import Game, attribution, greedy, shapley
 from visualtokens.grouping import Grouping, Tap, record_groupings
@@ -58,7 +58,7 @@ def explain(
     target: int | None = None,
     against: int | None = None,
     regions: int | Ints = REGIONS,
-    layer: int | Sequence[int] = -1,
+    layer: int | Sequence[int] | None = None,
     hide: Hide = "mean",
     budget: int = BUDGET,
     unit: Unit = "probability",
@@ -85,8 +85,9 @@ def explain(
     - "cluster": PaCa-ViT, Sec. 3.5, the drop when one cluster of ``layer`` is masked, for models that group
 
     Regions come from the model's groupings at ``layer`` (counted from the first, or from the last if
-    negative; several layers are intersected), or from its patch features if it groups nothing or its clusters
-    are vague: at most three places, or scattered over the image. ``regions`` is their number, at most, or
+    negative; several layers are intersected), or from its patch features if it groups nothing. By default
+    ``layer`` is the last, and clusters that are vague (at most three places, or scattered over the image)
+    give way to regions of patch features. ``regions`` is their number, at most, or
     their labels ``(h, w)`` themselves. ``hide`` is what stands in for hidden regions: "mean" colour, "black",
     "blur", "inpaint", or "tokens" to remove their tokens inside a vision transformer. ``budget`` is the
     number of forward passes, ``batch`` of them at a time; a smaller budget gives larger standard errors. The
@@ -122,7 +123,7 @@ def explain_subject(
     *,
     method: Method = METHOD,
     regions: int | Ints = REGIONS,
-    layer: int | Sequence[int] = -1,
+    layer: int | Sequence[int] | None = None,
     hide: Hide = "mean",
     budget: int = BUDGET,
     path: int = STEPS,
@@ -306,7 +307,7 @@ def _clusters(
     groupings: Mapping[str, Grouping],
     recorded: Sequence[Attention],
     *,
-    layer: int | Sequence[int],
+    layer: int | Sequence[int] | None,
     of: MapSource,
     batch: int,
 ) -> dict[str, Any]:
@@ -316,6 +317,7 @@ def _clusters(
     """
     if of not in get_args(MapSource):
         raise unknown("of", of, get_args(MapSource))
+    layer = LAST if layer is None else layer
     if not isinstance(layer, int):
         raise UserError(f"layer={layer}: method='cluster' masks the clusters of one layer; give one number")
     if subject.against is not None or subject.unit != "probability":

@@ -37,12 +37,13 @@ class Ranking:
 
 
 def rank_clusters(
-    model: nn.Module, black: Tensor, evaluate: Callable[[], float], *, layer: int = -1
+    model: nn.Module, black: Tensor, evaluate: Callable[[], float], *, layer: int | None = None
 ) -> Ranking:
     """Evaluate once as it is and once for each cluster of ``layer``, masked with black in every image.
 
     ``model`` takes normalised images ``(B, 3, H, W)``, of which ``black (3, 1, 1)`` is the black pixel;
-    ``evaluate`` runs it on a dataset, with whatever follows it, and returns a metric.
+    ``evaluate`` runs it on a dataset, with whatever follows it, and returns a metric. ``layer`` is by default
+    the last.
     """
     if not any(isinstance(module, Tap) for module in model.modules()):
         raise UserError(f"{type(model).__name__} has no clusters to rank: it does not group its patches")

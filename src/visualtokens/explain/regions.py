@@ -22,6 +22,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.floating]
 
 SAME = 0.8  # correlation of two maps above which their clusters count as one
+LAST = -1  # layer
 FEW = 3  # regions: with no more, there is little to choose from
 
 
@@ -69,12 +70,12 @@ def find_regions(
     groupings: Mapping[str, Grouping],
     *,
     regions: int | Ints,
-    layer: int | Sequence[int] = -1,
+    layer: int | Sequence[int] | None = None,
 ) -> Regions:
     """At most ``regions`` regions of the image ``x (1, 3, H, W)``, or those of the given labels ``(h, w)``.
 
-    From the model's ``groupings`` of this image at ``layer``, or from its features if there are none, or if
-    the regions of the groupings are vague and the model has feature maps.
+    From the model's ``groupings`` of this image at ``layer``, or from its features if there are none. By
+    default the last layer, or the features if its regions are vague and the model has feature maps.
     """
     if not isinstance(regions, int):
         labels = np.asarray(regions)
@@ -88,8 +89,10 @@ def find_regions(
         taps = select_layers(groupings, layer, kind)
         chosen, source = [groupings[tap] for tap in taps], ", ".join(taps)
         grouped = regions_of_groupings(chosen, count=regions, source=source)
-        if not grouped.vague or regions <= FEW:
+        if layer is not None or not grouped.vague or regions <= FEW:
             return grouped
+    elif layer is not None:
+        raise UserError(f"layer={layer}, but {kind} does not group its patches; leave layer out")
     layers = record_features(model, x)
     if layers:
         features, source = descriptors(layers)
@@ -102,8 +105,10 @@ def find_regions(
     return grouped
 
 
-def select_layers(groupings: Mapping[str, Grouping], layer: int | Sequence[int], kind: str) -> list[str]:
-    """The taps of one or several layers, counted among those that have tokens.
+def select_layers(
+    groupings: Mapping[str, Grouping], layer: int | Sequence[int] | None, kind: str
+) -> list[str]:
+    """The taps of one or several layers, by default the last, counted among those that have tokens.
 
     Published reduction schedules end with the class token alone, so the last blocks may have none.
     """
@@ -111,6 +116,7 @@ def select_layers(groupings: Mapping[str, Grouping], layer: int | Sequence[int],
     count = len(taps)
     if not count:
         raise UserError(f"{kind} has no tokens left on this image; reduce it with a larger keep")
+    layer = LAST if layer is None else layer
     chosen = [layer] if isinstance(layer, int) else list(layer)
     for one in chosen:
         if not -count <= one < count:

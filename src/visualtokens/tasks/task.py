@@ -8,6 +8,7 @@ knows a task by name.
 from __future__ import annotations
 
 import importlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,8 +105,8 @@ class Task(ABC):
     ) -> Subject:
         """Return what is explained about an RGB image: by default the main prediction.
 
-        ``options`` are ``target``, the class to explain, ``against``, one to compare it with, ``unit`` and
-        those named in ``explain_options``.
+        ``options`` are ``target``, the class to explain, ``against``, one to compare it with, and those named
+        in ``explain_options``.
         """
         raise UserError(f"a checkpoint of task {self.name!r} cannot be explained; its task has no subject")
 
@@ -195,7 +196,11 @@ class Checkpoint:
         """Explain the prediction of one RGB image; see ``visualtokens.explain`` and :meth:`Task.subject`."""
         from visualtokens.explain import explain_subject
 
-        about = ("target", "against", "unit", *self.task.explain_options)
+        about = ("target", "against", *self.task.explain_options)
+        known = {*about, *inspect.signature(explain_subject).parameters} - {"subject", "classes"}
+        for name in options:
+            if name not in known:
+                raise unknown(f"option to explain a checkpoint of task {self.task.name!r}:", name, known)
         asked = {name: options.pop(name) for name in about if name in options}
         subject = self.task.subject(self, image, **asked)
         return explain_subject(subject, classes=self.classes, **options)
@@ -382,12 +387,6 @@ def _names(classes: Sequence[str]) -> str:
 def normalised_black(mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Return the value of a black pixel ``(3, 1, 1)`` after normalisation."""
     return (-torch.tensor(mean) / torch.tensor(std)).view(3, 1, 1)
-
-
-def require_probability(unit: str) -> None:
-    """Raise :class:`UserError` unless an explanation's unit is the one that all tasks have."""
-    if unit != "probability":
-        raise UserError(f"unit={unit!r} is for classifiers; leave it out")
 
 
 # The registry.

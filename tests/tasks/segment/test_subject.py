@@ -69,7 +69,7 @@ def test_against_another_class_and_a_class_that_is_not_there() -> None:
     assert run.explain(plain, regions=LABELS, budget=10).target == 1
     with pytest.raises(NotExplainable, match=r"no pixel is predicted as 'blue'; explain .* green"):
         run.explain(plain, target=2, regions=LABELS)
-    with pytest.raises(UserError, match="unit='log-odds' is for classifiers"):
+    with pytest.raises(UserError, match="unknown option to explain a checkpoint of task 'segment': 'unit'"):
         run.explain(plain, unit="log-odds")
 
 

@@ -74,6 +74,7 @@ class Classify(Task):
     score = "accuracy"
     unused = ("loss_args",)
     predict_options = ("top",)
+    explain_options = ("unit",)
     predicts_batches = True
 
     def open(self, options: TaskOptions) -> ClassifyTraining:

@@ -34,7 +34,6 @@ from visualtokens.tasks.task import (
     Training,
     normalised_black,
     register_task,
-    require_probability,
 )
 
 if TYPE_CHECKING:
@@ -146,12 +145,10 @@ class Detect(Task):
         *,
         target: int | None = None,
         against: int | None = None,
-        unit: str = "probability",
         object: int = 1,
     ) -> Subject:
         from visualtokens.tasks.detect.subject import object_subject
 
-        require_probability(unit)
         return object_subject(checkpoint, image, target=target, against=against, number=object)
 
     def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:

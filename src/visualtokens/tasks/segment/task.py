@@ -37,7 +37,6 @@ from visualtokens.tasks.task import (
     Task,
     Training,
     register_task,
-    require_probability,
 )
 from visualtokens.tasks.timm_models import has_fixed_size, preprocess_for
 
@@ -168,11 +167,9 @@ class Segment(Task):
         *,
         target: int | None = None,
         against: int | None = None,
-        unit: str = "probability",
     ) -> Subject:
         from visualtokens.tasks.segment.subject import area_subject
 
-        require_probability(unit)
         return area_subject(checkpoint, image, target=target, against=against)
 
     def columns(self, checkpoint: Checkpoint, *_: Any, **options: Any) -> dict[str, type]:
