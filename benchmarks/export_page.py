@@ -23,28 +23,30 @@ another, non-square size with dynamic batch, height and width.
 - **images/s**: medians of one interleaved run of the model, the model under `torch.compile` and the three
   files, {threads} threads, one image at a time ({machine}). Weights are random; the speed does not depend on
   them.
+
+An empty cell is not measured yet: compiling takes minutes for each row.
 """
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the page in Markdown: the rows that are complete."""
-    rows: list[Row] = [row for row in found["rows"] if "images_per_second" in row]
+    """Return the page in Markdown: the rows of which at least one file was tried."""
+    rows: list[Row] = [row for row in found["rows"] if row["formats"]]
     parts = [
         HEAD.format(threads=found["threads"], machine=found["machine"].get("cpu", "CPU")),
-        *_summary(rows, len(found["rows"])),
+        *_summary(rows),
     ]
     for family in dict.fromkeys(row["family"] for row in rows):
         parts += ["", f"## {family}", *_family([row for row in rows if row["family"] == family])]
     return "\n".join(parts) + "\n"
 
 
-def _summary(rows: list[Row], planned: int) -> Iterator[str]:
+def _summary(rows: list[Row]) -> Iterator[str]:
     yield "## Summary"
-    if len(rows) < planned:
-        yield f"So far {len(rows)} of {planned} rows are measured: compiling all of them takes hours.\n"
     yield "| | " + " | ".join(f"`{format}`" for format in FORMATS) + " |"
     yield "|---|" + "---:|" * len(FORMATS)
-    cells = {format: [row["formats"][format] for row in rows] for format in FORMATS}
+    cells = {
+        format: [row["formats"][format] for row in rows if format in row["formats"]] for format in FORMATS
+    }
     written = {format: [cell for cell in cells[format] if "refused" not in cell] for format in FORMATS}
     lines = {
         "files written": [str(len(written[format])) for format in FORMATS],
@@ -60,8 +62,9 @@ def _summary(rows: list[Row], planned: int) -> Iterator[str]:
     for name, values in lines.items():
         yield f"| {name} | {' | '.join(values)} |"
     yield ""
+    timed = sum("images_per_second" in row for row in rows)
     yield (
-        "Relative speeds are geometric means over the rows. The compiled model has "
+        f"Relative speeds are geometric means over the {timed} rows that are timed. The compiled model has "
         f"{_relative(rows, 'compiled', 'eager')} times the images/s of the eager one."
     )
     disturbed = sum(not row.get("quiet", True) for row in rows)
@@ -97,15 +100,17 @@ def _line(row: Row, reasons: dict[str, int]) -> str:
     size = "×".join(map(str, pixels)) if pixels else row["size"]
     differences, sizes = [], []
     for format in FORMATS:
-        cell = row["formats"][format]
+        cell = row["formats"].get(format, {})
         if "refused" in cell:
             number = reasons.setdefault(_escaped(cell["refused"]), len(reasons) + 1)
             differences.append(f"refused ({number})")
-        else:
+        elif "difference" in cell:
             differences.append("0" if cell["difference"] == 0 else f"{cell['difference']:.0e}")
+        else:
+            differences.append("")
         sizes.append(f"{cell['bytes'] / 1e6:.1f}" if "bytes" in cell else "")
     speeds = row.get("images_per_second", {})
-    rates = [f"{speeds[each]:.3g}" if each in speeds else "–" for each in SPEEDS]
+    rates = [f"{speeds[each]:.3g}" if each in speeds else "" for each in SPEEDS]
     mark = "" if row.get("quiet", True) else "*"
     return f"| {name}{mark} | {size} | " + " | ".join([*differences, *sizes, *rates]) + " |"
 
