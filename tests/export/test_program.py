@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnxruntime
 import pytest
 import timm
 import torch
+from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 import visualtokens
@@ -65,6 +67,17 @@ def test_size_may_vary(tmp_path: Path) -> None:
     assert made.compared == 24  # three sizes
     images = torch.randn(3, 3, 21, 50)
     assert np.allclose(run_onnx(path, images.numpy()), Net()(images).detach().numpy(), atol=1e-6)
+
+
+def test_size_of_a_vit_may_vary_in_onnx_only(tmp_path: Path) -> None:
+    sizes = dict(img_size=64, patch_size=16, embed_dim=16, depth=1, num_heads=2, num_classes=3)
+    vit = VisionTransformer(**sizes, dynamic_img_size=True).eval()
+    options = dict(preprocess=replace(PLAIN, size=(64, 64)), dynamic=("batch", "size"))
+    # timm takes another way at the model's own size, which a program of torch does not hold
+    with pytest.raises(UserError, match=r"\(1, 3, 64, 64\).*leave size out of dynamic or choose format onnx"):
+        visualtokens.export(vit, tmp_path / "model.pt2", **options)
+    assert list(tmp_path.iterdir()) == []
+    assert visualtokens.export(vit, tmp_path / "model.onnx", **options).difference < 1e-6
 
 
 def test_program_holds_its_metadata(tmp_path: Path) -> None:

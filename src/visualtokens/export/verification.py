@@ -40,7 +40,9 @@ def largest_difference(
         try:
             found = answer(batch)
         except (UserError, RuntimeError, ValueError, AssertionError) as error:
-            hint = "leave size out of dynamic" if "size" in metadata.dynamic else "choose another format"
+            hints = ["leave size out of dynamic"] if "size" in metadata.dynamic else []
+            hints += [] if metadata.format == "onnx" else ["choose format onnx"]
+            hint = " or ".join(hints) or "load the checkpoint instead"
             raise UserError(
                 f"the file would fail on images of {tuple(batch.shape)}: {one_line(error)}; {hint}"
             ) from error
