@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 FORMATS = ("onnx", "pt2", "aoti")
@@ -18,13 +18,14 @@ Every registered model, and DeiT-S with every reduction method (schedule `deit_s
 [format](guides/export.md#formats). The first row of a model is its own size with a dynamic batch, the second
 another, non-square size with dynamic batch, height and width.
 
-- **difference**: the largest between the answers of the file and of the model, in float32, on random images
-  in batches of 1, 2 and 5, with a dynamic size in three sizes. Files above 1e-4 are not written.
-- **images/s**: medians of one interleaved run of the model, the model under `torch.compile` and the three
-  files, {threads} threads, one image at a time ({machine}). Weights are random; the speed does not depend on
-  them.
+- The first table of a family has the **largest difference** between the answers of the file and of the model,
+  in float32, on random images in batches of 1, 2 and 5, with a dynamic size in three sizes. Files above 1e-4
+  are not written.
+- The second has **images/s**: medians of one interleaved run of the model, the model under `torch.compile`
+  and the three files, {threads} threads, one image at a time ({machine}). Weights are random; the speed does
+  not depend on them.
 
-An empty cell is not measured yet: compiling takes minutes for each row.
+What is missing is not measured yet: compiling takes minutes for each row.
 """
 
 
@@ -52,7 +53,8 @@ def _summary(rows: list[Row]) -> Iterator[str]:
         "files written": [str(len(written[format])) for format in FORMATS],
         "refused": [str(len(cells[format]) - len(written[format])) for format in FORMATS],
         "largest difference": [
-            f"{max((cell['difference'] for cell in written[format]), default=0):.1e}" for format in FORMATS
+            _scientific(max((cell["difference"] for cell in written[format]), default=0))
+            for format in FORMATS
         ],
         "images/s relative to the eager model": [_relative(rows, format, "eager") for format in FORMATS],
         "images/s relative to the compiled model": [
@@ -82,37 +84,60 @@ def _relative(rows: list[Row], name: str, reference: str) -> str:
 
 
 def _family(rows: list[Row]) -> Iterator[str]:
-    """Yield the table of a family and the reasons of its refusals."""
-    yield "| model | size | difference: onnx | pt2 | aoti | MB: onnx | pt2 | aoti | images/s: " + (
-        " | ".join(SPEEDS) + " |"
-    )
-    yield "|---|---|" + "---:|" * (2 * len(FORMATS) + len(SPEEDS))
+    """Yield the tables of a family, files and speeds, and the reasons of its refusals."""
     reasons: dict[str, int] = {}
-    for row in rows:
-        yield _line(row, reasons)
+    cells = [(*_name(row), *_differences(row, reasons), *_megabytes(row)) for row in rows]
+    yield from _table(
+        ("model", "size", *(f"`{f}`" for f in FORMATS), *(f"MB: `{f}`" for f in FORMATS)), cells
+    )
     for reason, number in reasons.items():
         yield f"\n({number}) {reason}"
+    timed = [row for row in rows if "images_per_second" in row]
+    if timed:
+        yield ""
+        cells = [(*_name(row, mark="" if row["quiet"] else "*"), *_rates(row)) for row in timed]
+        yield from _table(("model", "images/s at", "eager", "compiled", *(f"`{f}`" for f in FORMATS)), cells)
 
 
-def _line(row: Row, reasons: dict[str, int]) -> str:
-    name = f"`{row['model']}`" if row["method"] is None else row["method"]
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a table in Markdown whose first two columns are text."""
+    yield f"| {' | '.join(header)} |"
+    yield "|---|---|" + "---:|" * (len(header) - 2)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _name(row: Row, mark: str = "") -> tuple[str, str]:
     pixels = next((cell["pixels"] for cell in row["formats"].values() if "pixels" in cell), None)
-    size = "×".join(map(str, pixels)) if pixels else row["size"]
-    differences, sizes = [], []
+    name = f"`{row['model']}`" if row["method"] is None else row["method"]
+    return name + mark, "×".join(map(str, pixels)) if pixels else row["size"]
+
+
+def _differences(row: Row, reasons: dict[str, int]) -> Iterator[str]:
     for format in FORMATS:
         cell = row["formats"].get(format, {})
         if "refused" in cell:
             number = reasons.setdefault(_escaped(cell["refused"]), len(reasons) + 1)
-            differences.append(f"refused ({number})")
-        elif "difference" in cell:
-            differences.append("0" if cell["difference"] == 0 else f"{cell['difference']:.0e}")
+            yield f"refused ({number})"
         else:
-            differences.append("")
-        sizes.append(f"{cell['bytes'] / 1e6:.1f}" if "bytes" in cell else "")
-    speeds = row.get("images_per_second", {})
-    rates = [f"{speeds[each]:.3g}" if each in speeds else "" for each in SPEEDS]
-    mark = "" if row.get("quiet", True) else "*"
-    return f"| {name}{mark} | {size} | " + " | ".join([*differences, *sizes, *rates]) + " |"
+            yield _scientific(cell["difference"]) if "difference" in cell else ""
+
+
+def _megabytes(row: Row) -> Iterator[str]:
+    for format in FORMATS:
+        cell = row["formats"].get(format, {})
+        yield f"{cell['bytes'] / 1e6:.1f}" if "bytes" in cell else ""
+
+
+def _rates(row: Row) -> Iterator[str]:
+    speeds = row["images_per_second"]
+    return (f"{speeds[each]:.3g}" if each in speeds else "" for each in SPEEDS)
+
+
+def _scientific(value: float) -> str:
+    """Return a number such as 2e‑7, which is not broken at its hyphen."""
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    return "0" if value == 0 else f"{mantissa}e{int(exponent)}".replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
 def _escaped(text: str) -> str:
