@@ -22,8 +22,8 @@ another, non-square size with dynamic batch, height and width.
   in float32, on random images in batches of 1, 2 and 5, with a dynamic size in three sizes. Files above 1e-4
   are not written.
 - The second has **images/s**: medians of one interleaved run of the model, the model under `torch.compile`
-  and the three files, {threads} threads, one image at a time ({machine}). Compare within a row: rows come from
-  several days and machines of this kind. Weights are random; the speed does not depend on them.
+  and the three files, {threads} threads, one image at a time ({machine}). Compare within a row: rows come
+  from several days and machines of this kind. Weights are random; the speed does not depend on them.
 
 What is missing is not measured yet: compiling takes minutes for each row.
 """
