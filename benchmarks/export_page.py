@@ -43,8 +43,6 @@ def page(found: dict[str, Any]) -> str:
 
 def _summary(rows: list[Row]) -> Iterator[str]:
     yield "## Summary"
-    yield "| | " + " | ".join(f"`{format}`" for format in FORMATS) + " |"
-    yield "|---|" + "---:|" * len(FORMATS)
     cells = {
         format: [row["formats"][format] for row in rows if format in row["formats"]] for format in FORMATS
     }
@@ -61,8 +59,8 @@ def _summary(rows: list[Row]) -> Iterator[str]:
             _relative(rows, format, "compiled") for format in FORMATS
         ],
     }
-    for name, values in lines.items():
-        yield f"| {name} | {' | '.join(values)} |"
+    header = ("", *(f"`{format}`" for format in FORMATS))
+    yield from _table(header, [(name, *values) for name, values in lines.items()], text=1)
     yield ""
     timed = sum("images_per_second" in row for row in rows)
     yield (
@@ -96,13 +94,13 @@ def _family(rows: list[Row]) -> Iterator[str]:
     if timed:
         yield ""
         cells = [(*_name(row, mark="" if row["quiet"] else "*"), *_rates(row)) for row in timed]
-        yield from _table(("model", "images/s at", "eager", "compiled", *(f"`{f}`" for f in FORMATS)), cells)
+        yield from _table(("model", "images/s at", *SPEEDS), cells)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a table in Markdown whose first two columns are text."""
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, text: int = 2) -> Iterator[str]:
+    """Yield a table in Markdown whose first ``text`` columns are text and the others numbers."""
     yield f"| {' | '.join(header)} |"
-    yield "|---|---|" + "---:|" * (len(header) - 2)
+    yield "|" + "---|" * text + "---:|" * (len(header) - text)
     for row in rows:
         yield f"| {' | '.join(row)} |"
 

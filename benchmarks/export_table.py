@@ -7,10 +7,9 @@
 A row is one model at its own size, with a dynamic batch, or at another, non-square size, with dynamic batch
 and size. ``prepare`` writes the files of a row, compares them with the model, and fills the cache of
 ``torch.compile``; it may run beside other work, and ``--parts onnx pt2`` leaves out what takes minutes to
-compile. ``speed`` needs a quiet machine: the model, the compiled
-model and the files take turns in one interleaved run. Each row has processes of its own. A row that takes
-longer than ``--limit`` is refused, no row is started after ``--seconds``, and both steps continue where they
-stopped. ``page`` collects the rows in results/export.json and docs/export_table.md. Rows with a speed in
+compile. ``speed`` needs a quiet machine: the model, the compiled model and the files take turns in one
+interleaved run. Each row has processes of its own. A row that takes longer than ``--limit`` is refused, no
+row is started after ``--seconds``, and both steps continue where they stopped. ``page`` collects the rows in results/export.json and docs/export_table.md. Rows with a speed in
 results/export.json are not measured again, so the work may be spread over several days and machines of one
 kind, and the files of measured rows may be deleted.
 """
@@ -236,11 +235,11 @@ def collect(work: Path) -> Measured:
     rows, known = [], saved_rows()
     for row in all_rows():
         folder, before = row.folder(work), known.get(row, {})
-        files = {format: folder / f"{format}.json" for format in FORMATS}
-        found = {format: read(file) for format, file in files.items() if file.exists()}
         if "images_per_second" in before:
             rows.append(before)
             continue
+        files = {format: folder / f"{format}.json" for format in FORMATS}
+        found = {format: read(file) for format, file in files.items() if file.exists()}
         rows.append(
             {"family": row.family, "model": row.model, "method": row.method, "size": row.size}
             | {"formats": before.get("formats", {}) | found}

@@ -73,7 +73,7 @@ def test_size_of_a_vit_may_vary_in_onnx_only(tmp_path: Path) -> None:
     sizes = dict(img_size=64, patch_size=16, embed_dim=16, depth=1, num_heads=2, num_classes=3)
     vit = VisionTransformer(**sizes, dynamic_img_size=True).eval()
     options = dict(preprocess=replace(PLAIN, size=(64, 64)), dynamic=("batch", "size"))
-    # timm takes another way at the model's own size, which a program of torch does not hold
+    # timm branches at the model's own size, and an exported program records the other branch only
     with pytest.raises(UserError, match=r"\(1, 3, 64, 64\).*leave size out of dynamic or choose format onnx"):
         visualtokens.export(vit, tmp_path / "model.pt2", **options)
     assert list(tmp_path.iterdir()) == []

@@ -40,9 +40,9 @@ def largest_difference(
         try:
             found = answer(batch)
         except (UserError, RuntimeError, ValueError, AssertionError) as error:
-            hints = ["leave size out of dynamic"] if "size" in metadata.dynamic else []
-            hints += [] if metadata.format == "onnx" else ["choose format onnx"]
-            hint = " or ".join(hints) or "load the checkpoint instead"
+            hint = f"choose format {'pt2' if metadata.format == 'onnx' else 'onnx'}"
+            if "size" in metadata.dynamic:
+                hint = f"leave size out of dynamic or {hint}"
             raise UserError(
                 f"the file would fail on images of {tuple(batch.shape)}: {one_line(error)}; {hint}"
             ) from error
