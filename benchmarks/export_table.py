@@ -9,9 +9,10 @@ and size. ``prepare`` writes the files of a row, compares them with the model, a
 ``torch.compile``; it may run beside other work, and ``--parts onnx pt2`` leaves out what takes minutes to
 compile. ``speed`` needs a quiet machine: the model, the compiled model and the files take turns in one
 interleaved run. Each row has processes of its own. A row that takes longer than ``--limit`` is refused, no
-row is started after ``--seconds``, and both steps continue where they stopped. ``page`` collects the rows in results/export.json and docs/export_table.md. Rows with a speed in
-results/export.json are not measured again, so the work may be spread over several days and machines of one
-kind, and the files of measured rows may be deleted.
+row is started after ``--seconds``, and both steps continue where they stopped. ``page`` collects the rows in
+results/export.json and docs/export_table.md. Rows with a speed in results/export.json are not measured again,
+so the work may be spread over several days and machines of one kind, and the files of measured rows may be
+deleted.
 """
 
 from __future__ import annotations
