@@ -20,7 +20,8 @@ from visualtokens.data import Batch, Preprocess, create_loader, open_dataset
 from visualtokens.errors import UserError
 from visualtokens.tasks import Checkpoint, Prediction, Task, TaskOptions, Training, get_task, register_task
 from visualtokens.tasks import task as registry
-from visualtokens.tasks.task import Loading, Loss, require_classes
+from visualtokens.tasks.evaluation import require_classes
+from visualtokens.tasks.task import Loading, Loss
 
 PREPROCESS = Preprocess((8, 8), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 

@@ -55,7 +55,8 @@ class EvalConfig(DataOptions):
 def run(config: EvalConfig) -> Result:
     """Evaluate by the task of the checkpoint."""
     from visualtokens.checkpoint import load
-    from visualtokens.tasks.task import Loading, require_classes
+    from visualtokens.tasks.evaluation import require_classes
+    from visualtokens.tasks.task import Loading
 
     checkpoint = load(config.checkpoint, device=config.device)
     task, classes = checkpoint.task, checkpoint.classes

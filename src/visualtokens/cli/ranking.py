@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def rank(config: ExplainConfig, checkpoint: Checkpoint) -> Result:
     """Evaluate by the task's metric, with one cluster after the other masked in every image."""
     from visualtokens.explain.ranking import rank_clusters
-    from visualtokens.tasks.task import Loading, require_classes
+    from visualtokens.tasks.evaluation import require_classes
+    from visualtokens.tasks.task import Loading
 
     task = checkpoint.task
     dataset = task.open_data(checkpoint, config.data, config.split, **config.data_options)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from visualtokens.data import BadImage, Share, Split
 from visualtokens.errors import UserError, unknown
 from visualtokens.files import CONFIG, WEIGHTS, load_weights, read_config, read_weights
 from visualtokens.progress import count as number_of
+from visualtokens.tasks.evaluation import Evaluation
 from visualtokens.tasks.freeze import freeze, freeze_norms
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.prediction import Prediction
@@ -206,28 +206,6 @@ class Checkpoint:
         return explain_subject(subject, classes=self.classes, **options)
 
 
-class Evaluation(Protocol):
-    """The metrics of a model on a dataset."""
-
-    @property
-    def images(self) -> int:
-        """Number of images that were read and evaluated."""
-
-    @property
-    def unreadable(self) -> tuple[BadImage, ...]:
-        """The others; with several processes, those of this one."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The main metrics by name; a value that is not finite ends a training run."""
-
-    def to_dict(self, classes: Sequence[str]) -> dict[str, Any]:
-        """Return all metrics as JSON values."""
-
-    def text(self, classes: Sequence[str]) -> str:
-        """Return a summary and a table of the weakest classes."""
-
-
 # Training.
 
 
@@ -349,39 +327,6 @@ def open_training(options: TaskOptions) -> Training[Any]:
         note = freeze_norms(training.model, heads=training.heads(), name=options.model)
         training.notes = (*training.notes, note)
     return training
-
-
-# Helpers of evaluations.
-
-
-def sum_over_processes(total: Tensor) -> Tensor:
-    """Return the sum over all training processes, in place."""
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(total)
-    return total
-
-
-def require_classes(data: str, found: Sequence[str], checkpoint: str, known: Sequence[str]) -> None:
-    """Raise :class:`UserError` if a dataset has other classes than a checkpoint."""
-    new = sorted(set(found) - set(known))
-    if new and len(new) < len(set(found)):
-        raise UserError(
-            f"{data} has classes that {checkpoint} was not trained for: {_names(new)}; "
-            "remove them from the data, or give another checkpoint"
-        )
-    if list(found) != list(known):
-        raise UserError(
-            f"{data} has {_brief(found)}, but {checkpoint} was trained for {_brief(known)}; "
-            "the classes must be the same, in the same order"
-        )
-
-
-def _brief(classes: Sequence[str]) -> str:
-    return f"{number_of(len(classes), 'class')} ({_names(classes)})"
-
-
-def _names(classes: Sequence[str]) -> str:
-    return ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
 
 
 def normalised_black(mean: Sequence[float], std: Sequence[float]) -> Tensor:

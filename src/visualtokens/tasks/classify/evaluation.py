@@ -17,8 +17,8 @@ from visualtokens.errors import UserError
 from visualtokens.modes import eval_mode
 from visualtokens.progress import count, track
 from visualtokens.tables import table
+from visualtokens.tasks.evaluation import sum_over_processes
 from visualtokens.tasks.prediction import TOP, Classification, check_top
-from visualtokens.tasks.task import sum_over_processes
 
 SHOWN = 30  # classes in the table of an evaluation
 

@@ -17,8 +17,8 @@ from visualtokens.errors import UserError, unknown
 from visualtokens.modes import eval_mode
 from visualtokens.progress import count, track
 from visualtokens.tables import table
+from visualtokens.tasks.evaluation import sum_over_processes
 from visualtokens.tasks.segment.inference import Inference, probabilities
-from visualtokens.tasks.task import sum_over_processes
 
 TINY = torch.finfo(torch.float32).tiny
 SHOWN = 30  # classes in the table of an evaluation
