@@ -1,13 +1,15 @@
 """Accuracy of a pretrained ImageNet classifier with fewer tokens, without training: all methods and budgets.
 
     python benchmarks/imagenet_reduce.py --weights vit.safetensors --photos imagenet_val/ \
-        [--save results/imagenet_reduce.json] [--only 'weighted_*'] [--speed]
+        [--save results/imagenet_reduce.json] [--only 'weighted_*'] [--speed | --schedules]
 
 ``--weights`` holds ``vit_base_patch16_224`` in timm's names (int8 tensors with ``.scale`` and ``.zero`` are
 dequantised). ``--photos`` holds one photo per class, named by its number. Even numbers are for tuning and
 calibration, the odd ones are reported: all of them for the settings in MAIN, every second one for the others.
 Results are saved after every setting; the same command continues. ``--speed`` measures images/s instead: all
-settings of a budget interleaved with the whole model, which needs a quiet machine.
+settings of a budget interleaved with the whole model, which needs a quiet machine. ``--schedules`` compares
+schedules of the default method instead, in float32, on all photos but the 64 that one of them is calibrated
+on.
 
 Top-1 is compared with that of token merging at the same budget and on the same photos: the interval is that
 of the paired difference over 10,000 bootstrap samples of the photos.
@@ -18,7 +20,8 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,8 @@ from visualtokens.bench import interleave, machine
 from visualtokens.data import Preprocess, read_image
 from visualtokens.files import write_atomically
 from visualtokens.reduce import macs, reduce, restore
-from visualtokens.tune.calibration import Profile, plain_copy
+from visualtokens.reduce.methods import DEFAULT_METHOD
+from visualtokens.tune.calibration import Profile, output_change, plain_copy
 from visualtokens.tune.planning import plan
 
 MODEL = "vit_base_patch16_224"
@@ -64,8 +68,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "weighted_merge, sizes not carried": ("weighted_merge", {"carry": False}),
     "merge, sizes not carried": ("merge", {"carry": False}),
 }
-# The default method with other schedules, at one budget, on all reported photos.
-SCHEDULES = ("weighted_merge, constant rate", "weighted_merge, calibrated on 64 photos")
+CALIBRATION_PHOTOS = 64
 SCHEDULE_BUDGET = 0.4
 SAMPLES = 10_000
 
@@ -96,9 +99,13 @@ def numbered(folder: Path, remainder: int) -> list[Path]:
 
 
 @torch.inference_mode()
-def predictions(model: nn.Module, images: Tensor, batch: int) -> Tensor:
+def logits(model: nn.Module, images: Tensor, batch: int) -> Tensor:
     dtype = next(model.parameters()).dtype
-    return torch.cat([model(part.to(dtype)).argmax(1) for part in images.split(batch)])
+    return torch.cat([model(part.to(dtype)) for part in tqdm(images.split(batch), desc="batches")])
+
+
+def predictions(model: nn.Module, images: Tensor, batch: int) -> Tensor:
+    return logits(model, images, batch).argmax(1)
 
 
 def interval(ours: np.ndarray, theirs: np.ndarray) -> list[float]:
@@ -205,12 +212,16 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="pattern of settings to measure")
     parser.add_argument("--batch", type=int, default=25)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--speed", action="store_true", help="measure images/s of the finished settings")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--speed", action="store_true", help="measure images/s of the finished settings")
+    other.add_argument("--schedules", action="store_true", help="compare schedules of the default method")
     options = parser.parse_args()
     torch.manual_seed(0)
     result: dict[str, Any] = json.loads(options.save.read_text()) if options.save.exists() else {}
     if options.speed:
         add_speed(load_model(options.weights, torch.float32), result, options.save)
+    elif options.schedules:
+        compare_schedules(load_model(options.weights, torch.float32), result, options)
     else:
         measure(load_model(options.weights, getattr(torch, options.dtype)), result, options)
     print(table(result))
@@ -244,13 +255,12 @@ def measure(model: nn.Module, result: dict[str, Any], options: argparse.Namespac
         }
     done = {(row["setting"], row["budget"]) for row in result["rows"]}
     todo = [(name, budget) for name in MAIN for budget in MAIN[name]]
-    todo += [(name, SCHEDULE_BUDGET) for name in SCHEDULES]
     todo += [(name, budget) for budget in BUDGETS for name in SETTINGS if name not in MAIN]
     todo = [each for each in todo if each not in done and fnmatch.fnmatch(each[0], options.only)]
     for name, budget in tqdm(todo, desc="settings"):
-        method, chosen = SETTINGS[name.partition(",")[0] if name in SCHEDULES else name]
-        keep = schedule(model, name, method, budget, options.photos)
-        step = 1 if name in MAIN or name in SCHEDULES else 2
+        method, chosen = SETTINGS[name]
+        keep = plan(model, macs=budget, method=method).keep
+        step = 1 if name in MAIN else 2
         reduce(model, method, keep=keep, **chosen)
         torch.manual_seed(0)
         found = predictions(model, images[::step], options.batch)
@@ -265,22 +275,64 @@ def measure(model: nn.Module, result: dict[str, Any], options: argparse.Namespac
         save(result, options.save)
 
 
-def schedule(model: nn.Module, name: str, method: str, budget: float, photos: Path) -> Sequence[int]:
-    """Returns the tokens after each block: by default those of the default schedule."""
-    if name == "weighted_merge, constant rate":
-        constant = Profile((*(1.0,) * (len(model.blocks) - 1), 0.0))
+def compare_schedules(model: nn.Module, result: dict[str, Any], options: argparse.Namespace) -> None:
+    """Adds the schedules of the default method that are not in the result yet."""
+    even = numbered(options.photos, 0)
+    chosen = even[:: len(even) // CALIBRATION_PHOTOS][:CALIBRATION_PHOTOS]
+    files = [file for file in sorted(options.photos.glob("*.jpg")) if file not in chosen]
+    images, labels = read_photos(files), np.array([int(file.stem) for file in files])
+    cache = options.save.with_suffix(".whole.npy")  # logits of the whole model
+    if not cache.exists():
+        np.save(cache, logits(model, images, options.batch).numpy())
+    whole = torch.from_numpy(np.load(cache))
+    found = result.setdefault("schedules", {"budget": SCHEDULE_BUDGET, "dtype": "float32", "rows": {}})
+    found |= {"photos": len(files), "whole": round(100 * np.mean(whole.argmax(1).numpy() == labels), 2)}
+    rows = found["rows"]
+    for name, make in SCHEDULES.items():
+        if name in rows:
+            continue
+        began = time.perf_counter()
+        keep = make(model, chosen)
+        seconds = time.perf_counter() - began
+        reduce(model, DEFAULT_METHOD, keep=keep)
+        gmacs, answers = macs(model).total / 1e9, logits(model, images, options.batch)
+        restore(model)
+        same = answers.argmax(1) == whole.argmax(1)
+        rows[name] = {
+            "keep": list(keep),
+            "gmacs": round(gmacs, 3),
+            "seconds_to_find": round(seconds, 1),
+            "agree": same.int().tolist(),
+            "correct": (answers.argmax(1).numpy() == labels).astype(int).tolist(),
+            "change": [round(value, 5) for value in output_change(whole, answers).tolist()],
+        }
+        save(result, options.save)
+    reference = rows["constant rate"]
+    for name, row in rows.items():
+        for key in ("correct", "agree", "change"):
+            row[f"mean_{key}"] = round(100 * float(np.mean(row[key])), 2)
+            if name != "constant rate":
+                row[f"{key}_against_constant_95"] = interval(np.array(row[key]), np.array(reference[key]))
+    save(result, options.save)
 
-        def cost(keep: Sequence[int]) -> float:
-            return macs(reduced, keep=keep).total
 
-        reduced = reduce(plain_copy(model), method, keep=0.5)
-        scale = constant.scaled(cost, budget * macs(model).total, 196, 0)
-        return constant.keep(scale, 196, fewest=0)
-    images = None
-    if name == "weighted_merge, calibrated on 64 photos":
-        files = numbered(photos, 0)
-        images = read_photos(files[:: len(files) // 64][:64])
-    return plan(model, macs=budget, method=method, images=images).keep
+def constant_rate(model: nn.Module, photos: Sequence[Path]) -> Sequence[int]:
+    """Returns the schedule in which every block drops the same share of its tokens."""
+    constant = Profile((*(1.0,) * (len(model.blocks) - 1), 0.0))
+
+    def cost(keep: Sequence[int]) -> float:
+        return macs(reduced, keep=keep).total
+
+    reduced = reduce(plain_copy(model), DEFAULT_METHOD, keep=0.5)
+    scale = constant.scaled(cost, SCHEDULE_BUDGET * macs(model).total, 196, 0)
+    return constant.keep(scale, 196, fewest=0)
+
+
+SCHEDULES: dict[str, Callable[[nn.Module, Sequence[Path]], Sequence[int]]] = {
+    "constant rate": constant_rate,
+    "calibrated": lambda model, photos: plan(model, macs=SCHEDULE_BUDGET, images=read_photos(photos)).keep,
+    "default": lambda model, photos: plan(model, macs=SCHEDULE_BUDGET).keep,
+}
 
 
 def add_speed(model: nn.Module, result: dict[str, Any], path: Path) -> None:
