@@ -9,11 +9,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from tests.train.helpers import Make, lines, signal_at
 from visualtokens.errors import UserError
+from visualtokens.tasks.task import open_training
 from visualtokens.train import train
-from visualtokens.train.log import Log, forget_steps_after, open_sinks
+from visualtokens.train.log import Log, forget_steps_after, log_header, open_sinks
 
 
 def test_steps_are_flushed_at_once(tmp_path: Path) -> None:
@@ -36,6 +38,24 @@ def test_records_after_a_snapshot_are_removed(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join([*good, *bad, b'{"step": 2']))
     forget_steps_after(tmp_path, 3)
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+
+
+@pytest.mark.parametrize(("capability", "warns"), [("AVX2", True), ("AVX512", False), ("SVE256", False)])
+def test_bf16_on_a_processor_without_it_is_warned_about(
+    config: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capability: str,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    settings = config(bf16=True)
+    training = open_training(settings)
+    log_header(settings, training, torch.device("cpu"), processes=1)
+    assert ("no fast bfloat16" in caplog.text) == warns
+    caplog.clear()
+    log_header(config(bf16=False), training, torch.device("cpu"), processes=1)
+    assert "bfloat16" not in caplog.text
 
 
 class Recorder(ModuleType):

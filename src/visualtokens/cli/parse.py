@@ -125,8 +125,10 @@ def _usage(name: str, verb: Verb) -> str:
     for field in dataclasses.fields(verb.config):
         if field.name in verb.positionals:
             shown = _metavar(field)
-            several = f" [{shown} ...]" if str(field.type).startswith("list") else ""
-            positional.append(f"{shown}{several}" if _is_required(field) else f"[{shown}]")
+            several = str(field.type).startswith("list")
+            more = " ..." if several else ""
+            required = f"{shown} [{shown} ...]" if several else shown
+            positional.append(required if _is_required(field) else f"[{shown}{more}]")
         elif _is_required(field):
             options.append(f"--{_spelled(field)} {_spelled(field).upper()}")
     return " ".join(["vtok", name, *positional, *options, "[options]"])
@@ -186,7 +188,9 @@ def _spelled(field: dataclasses.Field[Any]) -> str:
 
 
 def _metavar(field: dataclasses.Field[Any]) -> str:
-    return field.name.removesuffix("s").upper()
+    """Return one of what a field holds: "studies" holds STUDY."""
+    name = field.name
+    return (f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")).upper()
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
