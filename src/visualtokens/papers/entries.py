@@ -10,6 +10,7 @@ from typing import Any
 import timm
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import visualtokens.models  # noqa: F401  registers our models with timm
 from visualtokens.papers.counting import DEFAULT_METRICS, Metric, Size
@@ -35,10 +36,21 @@ class Entry:
     size: Size | None = None  # of the image, where published.csv has none
 
 
+class NoInit(TorchFunctionMode):
+    """Skips the initialisation of weights, which takes time even on the meta device, without values."""
+
+    SKIPPED = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in self.SKIPPED and args and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
 @functools.cache
 def meta_model(constructor: Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
     """The model in eval mode on the meta device; the same object for the same arguments."""
-    with torch.device("meta"):
+    with torch.device("meta"), NoInit():
         return constructor(*args, **options).eval()
 
 
