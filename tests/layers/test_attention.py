@@ -169,7 +169,7 @@ def test_position_bias_depends_on_the_offset() -> None:
     ("options", "message"),
     [
         (dict(cell=(0, 4)), r"cell=\(0, 4\)"),
-        (dict(n_iter=0), "n_iter=0"),
+        (dict(n_iter=-1), "n_iter=-1"),
         (dict(border="periodic"), "border='periodic'"),
         (dict(heads=4), "heads=4"),
     ],

@@ -27,9 +27,10 @@ class SuperTokenAttention(nn.Module):
     """STViT Algo. 1 on ``(B, C, H, W)``: sample super tokens, attend among them, upsample to all tokens.
 
     Each ``cell`` of h×w tokens has one super token. Each token is associated with the nine super tokens
-    around it, in ``n_iter`` rounds; see :func:`~visualtokens.ops.super_token_association`, also for
-    ``border``. Grids of any size work; cells at the border may be cut. ``cell=(1, 1)`` is plain
-    self-attention. ``window`` is the grid of super tokens for which a relative position bias is learned.
+    around it, in ``n_iter`` rounds, or with its own only if that is 0; see
+    :func:`~visualtokens.ops.super_token_association`, also for ``border``. Grids of any size work; cells at
+    the border may be cut. ``cell=(1, 1)`` is plain self-attention. ``window`` is the grid of super tokens for
+    which a relative position bias is learned.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class SuperTokenAttention(nn.Module):
         super().__init__()
         if min(cell) < 1:
             raise UserError(f"cell={cell}; give at least (1, 1)")
-        if n_iter < 1:
-            raise UserError(f"n_iter={n_iter}; give at least 1")
+        if n_iter < 0:
+            raise UserError(f"n_iter={n_iter}; give 0 or more")
         if border not in ("released", "exact"):
             raise UserError(f"border={border!r} is neither 'released' nor 'exact'")
         self.cell, self.n_iter, self.border = cell, n_iter, border

@@ -52,7 +52,8 @@ def super_token_association(
     """Eq. 1: Q = softmax over the 3×3 neighbours of x·s / √C, ``(B, K, T, 9)``, without gradient.
 
     ``x (B, N, C)`` are the tokens. The super tokens start as the means of their cells; between two of the
-    ``n_iter`` rounds they are updated to the weighted means of the association (Eq. 2).
+    ``n_iter`` rounds they are updated to the weighted means of the association (Eq. 2). Without a round
+    (``n_iter=0``) each token belongs to its own cell, whatever it shows: average pooling over a grid.
 
     ``border="released"`` matches the released models: neighbours outside the map take part in the softmax
     as zero vectors, and so does the zero padding of incomplete cells. ``border="exact"`` gives both zero
@@ -78,14 +79,16 @@ def associate(
 ) -> Tensor:
     """:func:`super_token_association` on cells: ``(B, K, T, C)`` to ``(B, K, T, 9)``."""
     check_finite("super_token_association", x=tokens)
-    if n_iter < 1:
-        raise ValueError(f"n_iter={n_iter}; give at least 1")
+    if n_iter < 0:
+        raise ValueError(f"n_iter={n_iter}; give 0 or more")
     if border not in ("released", "exact"):
         raise ValueError(f"border={border!r} is neither 'released' nor 'exact'")
     with torch.no_grad(), no_autocast(tokens):
         tokens = upcast(tokens)
         exact = border == "exact"
         present = _present(cells, tokens) if exact and any(cells.padding) else None  # (K, 1, T)
+        if n_iter == 0:
+            return _own_cell(tokens, present)
         penalty = _penalty(cells, tokens) if exact else None  # (K, 9, 1)
         supers = _cell_means(tokens, present)
         association = _softmax(supers, tokens, cells, penalty, present)
@@ -176,6 +179,13 @@ def _softmax(
     if present is not None:
         association = association * present
     return association.mT
+
+
+def _own_cell(tokens: Tensor, present: Tensor | None) -> Tensor:
+    """The association of ``tokens (B, K, T, C)`` with their own cells only: ``(B, K, T, 9)``."""
+    centre = F.one_hot(torch.tensor(4, device=tokens.device), 9).to(tokens.dtype)  # of the 3×3 neighbours
+    association = centre.expand(*tokens.shape[:3], 9)
+    return association if present is None else association * present.mT
 
 
 def _weighted_means(tokens: Tensor, association: Tensor, cells: Cells, eps: float) -> Tensor:
