@@ -91,7 +91,7 @@ def _layer_panel(layer: Layer, image: Image.Image, box: Box) -> tuple[Image.Imag
 def _panels(panels: Sequence[tuple[Image.Image, str]], caption: str) -> Figure:
     from matplotlib.figure import Figure  # pyplot would keep every figure alive and is not thread-safe
 
-    columns = min(len(panels), 4)
+    columns = len(panels) if len(panels) <= 5 else 4
     rows = math.ceil(len(panels) / columns)
     first = panels[0][0]
     height = 3 * first.height / first.width + 0.6  # inches, with the title
