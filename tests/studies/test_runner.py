@@ -42,7 +42,8 @@ while (root / "pairs").exists() and time.monotonic() < end:
     time.sleep(0.02)
 time.sleep(0.05)
 note("end")
-(folder / "record.json").write_text(json.dumps({"seed": job["seed"]}))
+(folder / "new").write_text(json.dumps({"seed": job["seed"]}))
+(folder / "new").rename(folder / "record.json")  # at once, as the runner reads it at any moment
 """
 
 
