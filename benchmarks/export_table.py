@@ -1,32 +1,35 @@
 """Every model and every reduction method in every exported format: difference, file size and images/s.
 
-    python benchmarks/export_table.py prepare --work FOLDER [--only 'stvit_*'] [--parts onnx pt2]
-    python benchmarks/export_table.py speed --work FOLDER [--only 'stvit_*'] [--seconds 200]
-    python benchmarks/export_table.py page --work FOLDER
+    python benchmarks/export_table.py [--only 'stvit_*' …] [--seconds 3000]
 
 A row is one model at its own size, with a dynamic batch, or at another, non-square size, with dynamic batch
-and size. ``prepare`` writes the files of a row, compares them with the model, and fills the cache of
-``torch.compile``; it may run beside other work, and ``--parts onnx pt2`` leaves out what takes minutes to
-compile. ``speed`` needs a quiet machine: the model, the compiled model and the files take turns in one
-interleaved run. Each row has processes of its own. A row that takes longer than ``--limit`` is refused, no
-row is started after ``--seconds``, and both steps continue where they stopped. ``page`` collects the rows in
-results/export.json and docs/export_table.md. Rows with a speed in results/export.json are not measured again,
-so the work may be spread over several days and machines of one kind, and the files of measured rows may be
-deleted.
+and size. Each row has a process of its own, which writes the three files, compares them with the model and
+compiles the model; two rows at a time. When several rows are ready, they are timed one after the other: the
+model, the compiled model and the files take turns in one interleaved run, while nothing else runs. So the
+machine must be quiet throughout.
+
+results/export.json and docs/export_table.md are written after every few rows. Rows with a speed are not
+measured again, so the script can be stopped and started again; compiling takes minutes for each row, and all
+rows take about three hours. ``--page`` writes the page only.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
-import functools
+import itertools
 import json
 import multiprocessing
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +44,20 @@ from visualtokens.bench import interleave, machine
 from visualtokens.cli.models import read_sizes
 from visualtokens.errors import UserError
 from visualtokens.export import FORMATS
-from visualtokens.export.program import Captured, capture_model, example_size
+from visualtokens.export.program import capture_model, example_size
 from visualtokens.export.runtime import OnnxModel
 from visualtokens.files import write_atomically
 from visualtokens.reduce import METHODS
 from visualtokens.tasks.timm_models import preprocess_for
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results" / "export.json"
+RESULTS, PAGE = ROOT / "results" / "export.json", ROOT / "docs" / "export_table.md"
 BASE, KEEP = "deit_small_patch16_224", "deit_small/3"
 SIZES = ("own", "other")
-PARTS = (*FORMATS, "compiled")
 THREADS = 2
-ROUNDS, TURN = 5, 0.1  # seconds
+TOGETHER = 8  # rows that are prepared before they are timed
+ROUNDS, TURN = 7, 0.1  # seconds
+SPEED = "images_per_second"
 Measured = dict[str, Any]
 
 
@@ -69,9 +73,6 @@ class Row:
     @property
     def key(self) -> str:
         return " ".join(filter(None, (self.model, self.method, self.size)))
-
-    def folder(self, work: Path) -> Path:
-        return work / self.key.replace(" ", "-")
 
     def make(self) -> tuple[nn.Module, Tensor]:
         """Return the model in eval mode and one image."""
@@ -98,183 +99,196 @@ def by_turns(rows: list[Row]) -> Iterator[Row]:
     families: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: SIZES.index(row.size)):
         families.setdefault(row.family, []).append(row)
-    for i in range(max(map(len, families.values()))):
+    for i in range(max(map(len, families.values()), default=0)):
         yield from (members[i] for members in families.values() if i < len(members))
 
 
 # In the process of a row.
 
 
-def prepare(row: Row, folder: Path, parts: Sequence[str]) -> None:
-    """Write the files of a row and compare them with the model; "compiled" fills the cache."""
-    torch.set_num_threads(1)
-    model, image = row.make()
+def serve(row: Row, folder: Path, connection: Connection) -> None:
+    """Send what is found about each file of a row, and its speeds when asked for them."""
+    import torch._inductor.config as inductor
 
-    @functools.cache
-    def captured() -> Captured | UserError:
-        try:
-            return capture_model(model, dynamic=("batch",) if row.size == "own" else ("batch", "size"))
-        except UserError as error:
-            return error
-
-    def write(part: str) -> Measured:
-        program = captured()
-        try:
-            if isinstance(program, UserError):
-                raise program
-            made = program.write(folder / f"{part}{FORMATS[part]}", part)
-        except UserError as error:
-            return {"refused": str(error)}
-        return {"difference": made.difference, "bytes": made.bytes}
-
-    for part in parts:
-        if part == "compiled":
-            with torch.no_grad():
-                compiled(model, row)(image)
-        found = {} if part == "compiled" else write(part)
-        save(folder / f"{part}.json", {"pixels": list(image.shape[2:])} | found)
-
-
-def speed(row: Row, folder: Path, parts: Sequence[str]) -> None:
-    """Time the model, the compiled model and the files of a row in turns."""
+    inductor.compile_threads = 1  # two rows are prepared at once
     torch.set_num_threads(THREADS)
     model, image = row.make()
-    candidates = {part: opened(part, folder, row, model, image) for part in ("eager", *parts)}
+    written = []
+    for format, found in write_files(row, model, folder):
+        connection.send((format, {"pixels": list(image.shape[2:])} | found))
+        written += [] if "refused" in found else [format]
+    if not written:
+        return
     with torch.no_grad():
+        candidates = {
+            name: opened(name, folder, row, model, image) for name in ("eager", "compiled", *written)
+        }
+        for candidate in candidates.values():
+            candidate()
+        connection.send(None)  # ready
+        connection.recv()
         timings = interleave(candidates, rounds=ROUNDS, min_seconds=TURN, canary=settled_canary())
     rates = {name: timings.rate(name).median for name in candidates}
-    save(folder / "speed.json", {"images_per_second": rates, "quiet": timings.quiet})
+    connection.send({SPEED: rates, "quiet": timings.quiet, "machine": machine()["cpu"]})
 
 
-def compiled(model: nn.Module, row: Row) -> Callable[[Tensor], object]:
-    return torch.compile(model, dynamic=row.size != "own")
+def write_files(row: Row, model: nn.Module, folder: Path) -> Iterator[tuple[str, Measured]]:
+    """Yield each format with the largest difference from the model and the size, or why it is refused."""
+    try:
+        captured = capture_model(model, dynamic=("batch",) if row.size == "own" else ("batch", "size"))
+    except UserError as error:
+        yield from ((format, {"refused": str(error)}) for format in FORMATS)
+        return
+    for format in FORMATS:
+        try:
+            made = captured.write(file_of(format, folder), format)
+        except UserError as error:
+            yield format, {"refused": str(error)}
+        else:
+            yield format, {"difference": made.difference, "bytes": made.bytes}
 
 
-def opened(part: str, folder: Path, row: Row, model: nn.Module, image: Tensor) -> Callable[[], object]:
+def file_of(format: str, folder: Path) -> Path:
+    return folder / f"{format}{FORMATS[format]}"
+
+
+def opened(name: str, folder: Path, row: Row, model: nn.Module, image: Tensor) -> Callable[[], object]:
     """Return a function that runs a candidate."""
-    if part == "onnx":
-        session, values = OnnxModel(folder / "onnx.onnx", threads=THREADS), image.numpy()
+    if name == "onnx":
+        session, values = OnnxModel(file_of(name, folder), threads=THREADS), image.numpy()
         return lambda: session(values)
     program: Any = {
         "eager": lambda: model,
-        "compiled": lambda: compiled(model, row),
-        "pt2": lambda: torch.export.load(folder / "pt2.pt2").module(),
-        "aoti": lambda: torch._inductor.aoti_load_package(str(folder / "aoti.pt2")),  # type: ignore[attr-defined]
-    }[part]()
+        "compiled": lambda: torch.compile(model, dynamic=row.size != "own"),
+        "pt2": lambda: torch.export.load(file_of(name, folder)).module(),
+        "aoti": lambda: torch._inductor.aoti_load_package(str(file_of(name, folder))),  # type: ignore[attr-defined]
+    }[name]()
     return lambda: program(image)
-
-
-def run(step: Callable[[Row, Path, Sequence[str]], None], row: Row, folder: Path, parts: list[str]) -> None:
-    """Take one step of a row."""
-    import torch._inductor.config as inductor
-
-    inductor.compile_threads = 1  # a process per core prepares rows
-    inductor.cpp.threads = THREADS  # also while this process has one thread
-    began = time.perf_counter()
-    step(row, folder, parts)
-    print(f"{row.key}: {' '.join(parts)} {time.perf_counter() - began:.0f} s", flush=True)
 
 
 # In the main process.
 
 
-def take(step: str, rows: list[Row], options: argparse.Namespace) -> None:
-    """Take one step of all rows that lack it, each in a process of its own."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(options.work / "cache")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["timm", "visualtokens.export.program", "onnxruntime"])
-    began, known = time.perf_counter(), saved_rows()
+class RowProcess:
+    """The process of a row: first it prepares the row, then it waits until it may measure its speed."""
 
-    def start(row: Row) -> None:
-        folder = row.folder(options.work)
-        if "images_per_second" in known.get(row, {}):
-            return
-        parts = to_prepare(folder, options.parts) if step == "prepare" else to_time(folder)
-        if not parts or time.perf_counter() - began > options.seconds:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        process = context.Process(
-            target=run, args=(prepare if step == "prepare" else speed, row, folder, parts)
-        )
-        process.start()
-        process.join(options.limit)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            late = {"refused": f"not finished after {options.limit / 60:.0f} minutes"}
-            for part in to_prepare(folder, parts):
-                save(folder / f"{part}.json", late)
-        if process.exitcode:
-            print(f"{row.key}: {' '.join(parts)} failed with exit code {process.exitcode}", flush=True)
+    def __init__(self, row: Row, work: Path) -> None:
+        self.row = row
+        self.formats: dict[str, Measured] = {}
+        self.speed: Measured = {}
+        self._folder = work / row.key.replace(" ", "-")
+        self._process: BaseProcess | None = None
+        self._connection: Connection
 
-    with ThreadPoolExecutor(options.processes if step == "prepare" else 1) as pool:
-        list(pool.map(start, by_turns(rows)))
+    def prepare(self, limit: float) -> None:
+        """Start the process and wait until it can measure; what takes longer than ``limit`` is refused."""
+        began = time.perf_counter()
+        context = multiprocessing.get_context("forkserver")
+        self._folder.mkdir()
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(self.row, self._folder, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            while self._connection.poll(max(0, limit - (time.perf_counter() - began))):
+                message = self._connection.recv()
+                if message is None:
+                    break
+                self.formats[message[0]] = message[1]
+            else:
+                self._process.kill()
+                late = {"refused": f"not finished after {limit / 60:.0f} minutes"}
+                self.formats = {format: late for format in FORMATS} | self.formats
+        except EOFError:
+            self._process.join()
+            if self._process.exitcode:
+                print(f"{self.row.key} failed with exit code {self._process.exitcode}", flush=True)
+        print(f"{self.row.key}: {time.perf_counter() - began:.0f} s", flush=True)
+
+    def measure(self) -> None:
+        """Let the process measure its speeds, if it is ready."""
+        assert self._process is not None
+        if self._process.is_alive():
+            try:
+                self._connection.send("measure")
+                self.speed = self._connection.recv()
+            except EOFError:
+                print(f"{self.row.key} could not be timed", flush=True)
+        self._process.join()
+        shutil.rmtree(self._folder)
+
+    def result(self) -> Measured:
+        row = self.row
+        named = {"family": row.family, "model": row.model, "method": row.method, "size": row.size}
+        return named | {"formats": self.formats} | self.speed
 
 
-def to_prepare(folder: Path, parts: Sequence[str]) -> list[str]:
-    """Return the parts of a row that are not there yet."""
-    return [part for part in parts if not (folder / f"{part}.json").exists()]
+def measure(rows: list[Row], *, processes: int, limit: float, seconds: float) -> None:
+    """Measure the rows that have no result yet, and save the results after every few of them."""
+    began = time.perf_counter()
+    waiting = (row for row in by_turns(rows) if not is_finished(saved_rows().get(row, {})))
+    with tempfile.TemporaryDirectory() as work:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{work}/cache"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["timm", "visualtokens.export.program", "onnxruntime"])
+        while time.perf_counter() - began < seconds:
+            together = [RowProcess(row, Path(work)) for row in itertools.islice(waiting, TOGETHER)]
+            if not together:
+                return
+            with ThreadPoolExecutor(processes) as pool:
+                list(pool.map(partial(RowProcess.prepare, limit=limit), together))
+            print(f"timing {len(together)} rows", flush=True)
+            for each in together:
+                each.measure()
+            save([each.result() for each in together])
+            print("saved", flush=True)
 
 
-def to_time(folder: Path) -> list[str]:
-    """Return the parts of a row that can be timed; none if some are missing, or if it has been timed."""
-    if to_prepare(folder, PARTS) or (folder / "speed.json").exists():
-        return []
-    return [part for part in PARTS if "refused" not in read(folder / f"{part}.json")]
+def is_finished(result: Measured) -> bool:
+    """Whether a row has its speeds, or no file that could be timed."""
+    formats = result.get("formats", {})
+    return SPEED in result or (len(formats) == len(FORMATS) and all("refused" in f for f in formats.values()))
 
 
 def saved_rows() -> dict[Row, Measured]:
-    """Return the rows of earlier runs."""
-    return {
-        Row(*(row[name] for name in ("family", "model", "method", "size"))): row
-        for row in read(RESULTS).get("rows", [])
+    """Return the results so far."""
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    return {Row(*(row[name] for name in ("family", "model", "method", "size"))): row for row in rows}
+
+
+def save(found: Iterable[Measured]) -> None:
+    """Add results to results/export.json, and write the page."""
+    results = saved_rows()
+    for result in found:
+        row = Row(*(result[name] for name in ("family", "model", "method", "size")))
+        results[row] = result if result["formats"] else results.get(row, result)
+    document = {
+        "machine": machine(),
+        "command": "python benchmarks/export_table.py",
+        "threads": THREADS,
+        "batch": 1,
+        "rows": [results[row] for row in all_rows() if row in results],
     }
-
-
-def collect(work: Path) -> Measured:
-    """Return all rows with what is known of them."""
-    rows, known = [], saved_rows()
-    for row in all_rows():
-        folder, before = row.folder(work), known.get(row, {})
-        if "images_per_second" in before:
-            rows.append(before)
-            continue
-        files = {format: folder / f"{format}.json" for format in FORMATS}
-        found = {format: read(file) for format, file in files.items() if file.exists()}
-        rows.append(
-            {"family": row.family, "model": row.model, "method": row.method, "size": row.size}
-            | {"formats": before.get("formats", {}) | found}
-            | read(folder / "speed.json")
-        )
-    command = "python benchmarks/export_table.py {prepare,speed,page} --work FOLDER"
-    return {"machine": machine(), "command": command, "threads": THREADS, "batch": 1, "rows": rows}
-
-
-def read(file: Path) -> Measured:
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
-def save(file: Path, document: Measured) -> None:
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
+    write_atomically(RESULTS, lambda path: path.write_text(text, encoding="utf-8"))
+    PAGE.write_text(page(document), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("step", choices=("prepare", "speed", "page"))
-    parser.add_argument("--work", type=Path, required=True, help="folder of the files, some 30 GB")
-    parser.add_argument("--only", default="*", help="pattern of rows, such as 'stvit_small own'")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="that are prepared")
-    parser.add_argument("--processes", type=int, default=2, help="that prepare rows, of one thread each")
-    parser.add_argument("--limit", type=float, default=600, help="seconds for a row, which is then refused")
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], help="patterns of rows, such as 'stvit_small own'"
+    )
+    parser.add_argument("--processes", type=int, default=2, help="that prepare rows")
+    parser.add_argument("--limit", type=float, default=900, help="seconds for the files of a row")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no row is started")
+    parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
-    if options.step == "page":
-        found = collect(options.work)
-        save(RESULTS, found)
-        (ROOT / "docs" / "export_table.md").write_text(page(found), encoding="utf-8")
-    else:
-        take(options.step, [row for row in all_rows() if fnmatch.fnmatch(row.key, options.only)], options)
+    if options.page:
+        save([])
+        return
+    rows = [row for row in all_rows() if any(fnmatch.fnmatch(row.key, only) for only in options.only)]
+    measure(rows, processes=options.processes, limit=options.limit, seconds=options.seconds)
 
 
 if __name__ == "__main__":
