@@ -1,6 +1,6 @@
 """Every model and every reduction method in every exported format: difference, file size and images/s.
 
-    python benchmarks/export_table.py [--only 'stvit_*' …] [--seconds 3000]
+    python benchmarks/export_table.py [--quick] [--only 'stvit_*' …] [--seconds 3000]
 
 A row is one model at its own size, with a dynamic batch, or at another, non-square size, with dynamic batch
 and size. Each row has a process of its own, which writes the three files, compares them with the model and
@@ -8,9 +8,10 @@ compiles the model; two rows at a time. When several rows are ready, they are ti
 model, the compiled model and the files take turns in one interleaved run, while nothing else runs. So the
 machine must be quiet throughout.
 
-results/export.json and docs/export_table.md are written after every few rows. Rows with a speed are not
-measured again, so the script can be stopped and started again; compiling takes minutes for each row, and all
-rows take about three hours. ``--page`` writes the page only.
+results/export.json and docs/export_table.md are written after every few rows, and finished rows are not
+measured again, so the script can be stopped and started again. Compiling takes 2 to 10 minutes for each row;
+``--quick`` leaves it out, and a later run without it measures these rows again. ``--page`` writes the page
+only.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -38,6 +39,7 @@ import torch
 from torch import Tensor, nn
 
 import visualtokens
+import vtok
 from export_page import page
 from own_process import settled_canary
 from visualtokens.bench import interleave, machine
@@ -56,8 +58,10 @@ BASE, KEEP = "deit_small_patch16_224", "deit_small/3"
 SIZES = ("own", "other")
 THREADS = 2
 TOGETHER = 8  # rows that are prepared before they are timed
-ROUNDS, TURN = 7, 0.1  # seconds
+ROUNDS, TURN, RETRIES = 7, 0.1, 1  # turns are of 0.1 seconds
+CAPTURE_SECONDS = 300
 SPEED = "images_per_second"
+COMPILED = ("aoti", "compiled")  # what takes minutes for each row
 Measured = dict[str, Any]
 
 
@@ -106,7 +110,7 @@ def by_turns(rows: list[Row]) -> Iterator[Row]:
 # In the process of a row.
 
 
-def serve(row: Row, folder: Path, connection: Connection) -> None:
+def serve(row: Row, folder: Path, connection: Connection, quick: bool) -> None:
     """Send what is found about each file of a row, and its speeds when asked for them."""
     import torch._inductor.config as inductor
 
@@ -114,32 +118,37 @@ def serve(row: Row, folder: Path, connection: Connection) -> None:
     torch.set_num_threads(THREADS)
     model, image = row.make()
     written = []
-    for format, found in write_files(row, model, folder):
+    formats = [format for format in FORMATS if not (quick and format in COMPILED)]
+    for format, found in write_files(row, model, folder, formats):
         connection.send((format, {"pixels": list(image.shape[2:])} | found))
         written += [] if "refused" in found else [format]
     if not written:
         return
     with torch.no_grad():
-        candidates = {
-            name: opened(name, folder, row, model, image) for name in ("eager", "compiled", *written)
-        }
+        names = ["eager", *([] if quick else ["compiled"]), *written]
+        candidates = {name: opened(name, folder, model, image) for name in names}
         for candidate in candidates.values():
             candidate()
         connection.send(None)  # ready
         connection.recv()
-        timings = interleave(candidates, rounds=ROUNDS, min_seconds=TURN, canary=settled_canary())
+        timings = interleave(
+            candidates, rounds=ROUNDS, min_seconds=TURN, retries=RETRIES, canary=settled_canary()
+        )
     rates = {name: timings.rate(name).median for name in candidates}
     connection.send({SPEED: rates, "quiet": timings.quiet, "machine": machine()["cpu"]})
 
 
-def write_files(row: Row, model: nn.Module, folder: Path) -> Iterator[tuple[str, Measured]]:
+def write_files(
+    row: Row, model: nn.Module, folder: Path, formats: list[str]
+) -> Iterator[tuple[str, Measured]]:
     """Yield each format with the largest difference from the model and the size, or why it is refused."""
     try:
-        captured = capture_model(model, dynamic=("batch",) if row.size == "own" else ("batch", "size"))
+        dynamic = ("batch",) if row.size == "own" else ("batch", "size")
+        captured = capture_model(model, dynamic=dynamic, seconds=CAPTURE_SECONDS)
     except UserError as error:
         yield from ((format, {"refused": str(error)}) for format in FORMATS)
         return
-    for format in FORMATS:
+    for format in formats:
         try:
             made = captured.write(file_of(format, folder), format)
         except UserError as error:
@@ -152,14 +161,14 @@ def file_of(format: str, folder: Path) -> Path:
     return folder / f"{format}{FORMATS[format]}"
 
 
-def opened(name: str, folder: Path, row: Row, model: nn.Module, image: Tensor) -> Callable[[], object]:
+def opened(name: str, folder: Path, model: nn.Module, image: Tensor) -> Callable[[], object]:
     """Return a function that runs a candidate."""
     if name == "onnx":
         session, values = OnnxModel(file_of(name, folder), threads=THREADS), image.numpy()
         return lambda: session(values)
     program: Any = {
         "eager": lambda: model,
-        "compiled": lambda: torch.compile(model, dynamic=row.size != "own"),
+        "compiled": lambda: torch.compile(model, dynamic=False),
         "pt2": lambda: torch.export.load(file_of(name, folder)).module(),
         "aoti": lambda: torch._inductor.aoti_load_package(str(file_of(name, folder))),  # type: ignore[attr-defined]
     }[name]()
@@ -180,13 +189,15 @@ class RowProcess:
         self._process: BaseProcess | None = None
         self._connection: Connection
 
-    def prepare(self, limit: float) -> None:
+    def prepare(self, *, quick: bool, limit: float) -> None:
         """Start the process and wait until it can measure; what takes longer than ``limit`` is refused."""
         began = time.perf_counter()
         context = multiprocessing.get_context("forkserver")
         self._folder.mkdir()
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(self.row, self._folder, theirs), daemon=True)
+        self._process = context.Process(
+            target=serve, args=(self.row, self._folder, theirs, quick), daemon=True
+        )
         self._process.start()
         theirs.close()
         try:
@@ -217,18 +228,15 @@ class RowProcess:
         self._process.join()
         shutil.rmtree(self._folder)
 
-    def result(self) -> Measured:
-        row = self.row
-        named = {"family": row.family, "model": row.model, "method": row.method, "size": row.size}
-        return named | {"formats": self.formats} | self.speed
 
-
-def measure(rows: list[Row], *, processes: int, limit: float, seconds: float) -> None:
+def measure(rows: list[Row], *, quick: bool, processes: int, limit: float, seconds: float) -> None:
     """Measure the rows that have no result yet, and save the results after every few of them."""
     began = time.perf_counter()
-    waiting = (row for row in by_turns(rows) if not is_finished(saved_rows().get(row, {})))
+    known = saved_rows()
+    waiting = (row for row in by_turns(rows) if not is_finished(known.get(row, {}), quick=quick))
     with tempfile.TemporaryDirectory() as work:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{work}/cache"
+        vtok.configure_threads(os.environ)  # as the command does: idle threads must not disturb other rows
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["timm", "visualtokens.export.program", "onnxruntime"])
         while time.perf_counter() - began < seconds:
@@ -236,32 +244,34 @@ def measure(rows: list[Row], *, processes: int, limit: float, seconds: float) ->
             if not together:
                 return
             with ThreadPoolExecutor(processes) as pool:
-                list(pool.map(partial(RowProcess.prepare, limit=limit), together))
+                list(pool.map(partial(RowProcess.prepare, quick=quick, limit=limit), together))
             print(f"timing {len(together)} rows", flush=True)
             for each in together:
                 each.measure()
-            save([each.result() for each in together])
+                save(each)
             print("saved", flush=True)
 
 
-def is_finished(result: Measured) -> bool:
+def is_finished(result: Measured, *, quick: bool) -> bool:
     """Whether a row has its speeds, or no file that could be timed."""
     formats = result.get("formats", {})
-    return SPEED in result or (len(formats) == len(FORMATS) and all("refused" in f for f in formats.values()))
+    refused = len(formats) == len(FORMATS) and all("refused" in found for found in formats.values())
+    return refused or ("eager" if quick else "compiled") in result.get(SPEED, {})
 
 
 def saved_rows() -> dict[Row, Measured]:
     """Return the results so far."""
     rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    return {Row(*(row[name] for name in ("family", "model", "method", "size"))): row for row in rows}
+    return {Row(*(row[each.name] for each in fields(Row))): row for row in rows}
 
 
-def save(found: Iterable[Measured]) -> None:
-    """Add results to results/export.json, and write the page."""
+def save(measured: RowProcess | None = None) -> None:
+    """Add a row to results/export.json, and write the page."""
     results = saved_rows()
-    for result in found:
-        row = Row(*(result[name] for name in ("family", "model", "method", "size")))
-        results[row] = result if result["formats"] else results.get(row, result)
+    if measured is not None:
+        row, earlier = measured.row, results.get(measured.row, {})
+        formats = earlier.get("formats", {}) | measured.formats
+        results[row] = earlier | asdict(row) | {"formats": formats} | measured.speed
     document = {
         "machine": machine(),
         "command": "python benchmarks/export_table.py",
@@ -279,16 +289,23 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=["*"], help="patterns of rows, such as 'stvit_small own'"
     )
+    parser.add_argument("--quick", action="store_true", help="leave out what is compiled")
     parser.add_argument("--processes", type=int, default=2, help="that prepare rows")
     parser.add_argument("--limit", type=float, default=900, help="seconds for the files of a row")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no row is started")
     parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
     if options.page:
-        save([])
+        save()
         return
     rows = [row for row in all_rows() if any(fnmatch.fnmatch(row.key, only) for only in options.only)]
-    measure(rows, processes=options.processes, limit=options.limit, seconds=options.seconds)
+    measure(
+        rows,
+        quick=options.quick,
+        processes=options.processes,
+        limit=options.limit,
+        seconds=options.seconds,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""This process among those that torchrun started, and stopping it by signals. Needs no torch."""
+"""This process among those that torchrun started, stopping it by signals, and time limits. Needs no torch."""
 
 from __future__ import annotations
 
@@ -91,3 +91,34 @@ def catch_signals() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# Time limits.
+
+
+class _Late(BaseException):
+    """Raised in a thread whose time is over; no ``except Exception`` catches it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError if the block takes longer. Python code is interrupted, one call into C is not."""
+    thread, lock, done = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def interrupt() -> None:
+        with lock:
+            if not done:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_Late))
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except _Late:
+        raise TimeoutError(f"not finished after {seconds:g} seconds") from None
+    finally:
+        timer.cancel()
+        with lock:
+            done = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # if it has not been raised yet

@@ -18,6 +18,7 @@ import visualtokens
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError
 from visualtokens.export import read_metadata, verification
+from visualtokens.export.program import capture_model
 
 PLAIN = Preprocess((16, 16), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 
@@ -78,6 +79,18 @@ def test_size_of_a_vit_may_vary_in_onnx_only(tmp_path: Path) -> None:
         visualtokens.export(vit, tmp_path / "model.pt2", **options)
     assert list(tmp_path.iterdir()) == []
     assert visualtokens.export(vit, tmp_path / "model.onnx", **options).difference < 1e-6
+
+
+def test_a_capture_that_does_not_end_is_refused() -> None:
+    class Endless(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if isinstance(x.shape[2], torch.SymInt):
+                while True:
+                    x = x * 1
+            return super().forward(x)
+
+    with pytest.raises(UserError, match=r"torch has not captured it after 0\.5 seconds; leave size out"):
+        capture_model(Endless(), dynamic=("batch", "size"), preprocess=PLAIN, seconds=0.5)
 
 
 def test_program_holds_its_metadata(tmp_path: Path) -> None:

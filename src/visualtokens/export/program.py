@@ -19,11 +19,15 @@ from visualtokens.export.metadata import DYNAMIC, VERSION, Metadata, source_of
 from visualtokens.export.verification import check_deterministic, largest_difference
 from visualtokens.files import json_ready, one_line, write_atomically
 from visualtokens.modes import eval_mode
+from visualtokens.processes import time_limit
 from visualtokens.tasks import Checkpoint
 from visualtokens.tasks.timm_models import class_names, preprocess_for
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 0.05
 MULTIPLES = (1, 32)  # of height and width; most pyramids halve the image five times
+# A capture ends within a minute or two, or not for hours: torch simplifies the formulas of the shapes, which
+# grow from block to block if windows are padded.
+CAPTURE_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,12 @@ def capture_model(
     with_preprocess: bool = False,
     preprocess: Any = None,
     classes: Sequence[str] | None = None,
+    seconds: float = CAPTURE_SECONDS,
 ) -> Captured:
-    """Return the program of a model; the options are those of :func:`visualtokens.export`."""
+    """Return the program of a model; the options are those of :func:`visualtokens.export`.
+
+    A capture that takes longer than ``seconds`` is refused.
+    """
     for axis in dynamic:
         if axis not in DYNAMIC:
             raise unknown("dynamic axis", axis, DYNAMIC)
@@ -124,7 +132,7 @@ def capture_model(
         check_deterministic(module, size)
         statistics = _statistics(source.preprocess) if with_preprocess else None
         served = Served(module, half=half, statistics=statistics).eval()
-        program, multiple = capture(served, size, dynamic=dynamic)
+        program, multiple = capture(served, size, dynamic=dynamic, seconds=seconds)
     metadata = Metadata(
         version=VERSION,
         library=visualtokens.__version__,
@@ -230,7 +238,7 @@ def _half_copy(model: nn.Module) -> nn.Module:
 
 
 def capture(
-    served: Served, size: tuple[int, int], *, dynamic: Sequence[str]
+    served: Served, size: tuple[int, int], *, dynamic: Sequence[str], seconds: float = CAPTURE_SECONDS
 ) -> tuple[torch.export.ExportedProgram, int]:
     """Return the program of the model, and the number that heights and widths must be multiples of."""
     first: Exception | None = None
@@ -245,10 +253,13 @@ def capture(
         )
         shapes = _dynamic_shapes(dynamic, multiple, first_side=1 if pixels else 2)
         try:
-            with quiet():
+            with quiet(), time_limit(seconds):
                 return torch.export.export(served, (example,), dynamic_shapes=shapes), multiple
         except UserError:
             raise
+        except TimeoutError as error:
+            late = TimeoutError(f"torch has not captured it after {seconds:g} seconds")
+            raise _refusal(served.model, dynamic, late) from error
         except Exception as error:
             if not is_of_torch(error):
                 raise
