@@ -15,7 +15,7 @@ import torch
 
 import visualtokens
 from visualtokens.bench import count_macs, count_parameters, machine
-from visualtokens.checkpoint import load_checkpoint
+from visualtokens.checkpoint import load
 from visualtokens.files import read_json, remove_folder, write_atomically, write_config
 from visualtokens.processes import end_with_parent
 from visualtokens.progress import Counted
@@ -46,7 +46,7 @@ def run_job(folder: Path) -> int:
     if found.signal is not None:
         _add_time(folder)
         return 128 + found.signal
-    checkpoint = load_checkpoint(out)
+    checkpoint = load(out)
     result = {
         "metrics": found.metrics,
         "score": found.score,
