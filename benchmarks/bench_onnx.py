@@ -1,10 +1,9 @@
 """Speed of exported models in onnxruntime: DeiT-S with fewer tokens, and STViT-S against torch.compile.
 
-    python benchmarks/export_table.py prepare --work FOLDER --only '*_small* own'
     python benchmarks/bench_onnx.py --work FOLDER [--batches 8 1] [--only deit] --save results/bench_onnx.json
 
-The files are those of export_table.py, at 224². Each candidate runs in its own process with two threads, all
-of a group interleaved in one run. Targets: DeiT-S with the default method and the schedule deit_small/3 has
+The files are exported into ``--work`` first, those that are there already are used. Each candidate runs in its
+own process with two threads, all of a group interleaved in one run. Targets: DeiT-S with the default method and the schedule deit_small/3 has
 at least 1.6 times the images/s of the unreduced file at batch 8 and 1.35 times at batch 1; the file of
 STViT-S is at least as fast as the compiled model. ``--profile`` saves, for each file, the time in each kind
 of operator at batch 1 (onnxruntime's profiler, one thread).
@@ -25,7 +24,7 @@ import timm
 import torch
 
 import visualtokens
-from export_table import BASE, THREADS, Row, read, save
+from export_table import BASE, THREADS, Row
 from own_process import OwnProcess, in_turns
 from visualtokens.bench import machine
 from visualtokens.export.runtime import OnnxModel
@@ -39,13 +38,11 @@ PASSES = 20  # of a profile
 
 def file_of(name: str, work: Path) -> Path:
     """Return the ONNX file of a candidate."""
-    model = STVIT if name == "onnx" else BASE
-    return Row("", model, name if name in METHODS else None, "own").folder(work) / "onnx.onnx"
-
-
-def is_there(name: str, work: Path) -> bool:
-    """Whether a candidate can be measured; a file may not have been prepared."""
-    return "compiled" in name or file_of(name, work).exists()
+    row = Row("", STVIT if name == "onnx" else BASE, name if name in METHODS else None, "own")
+    file = work / f"{row.key.replace(' ', '-')}.onnx"
+    if not file.exists():
+        visualtokens.export(row.make()[0], file)
+    return file
 
 
 def make(name: str, work: Path, batch: int) -> Callable[[], object]:
@@ -101,6 +98,10 @@ def profile(file: Path) -> dict[str, Any]:
     }
 
 
+def save(path: Path, result: dict[str, Any]) -> None:
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def show(name: str, found: dict[str, Any]) -> None:
     print(name, "" if found["quiet"] else "(disturbed)")
     for candidate, row in found["rows"].items():
@@ -113,30 +114,29 @@ def show(name: str, found: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="folder of export_table.py")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the ONNX files")
     parser.add_argument("--save", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 1])
     parser.add_argument("--only", choices=GROUPS, nargs="+", default=list(GROUPS))
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    result = read(options.save) | {
+    result = (json.loads(options.save.read_text()) if options.save.exists() else {}) | {
         "command": "python benchmarks/bench_onnx.py --work FOLDER --save results/bench_onnx.json",
         "machine": machine(),
     }
     for group in options.only:
+        files = [name for name in GROUPS[group] if "compiled" not in name]
+        for name in files:
+            file_of(name, options.work)
         if options.profile:
-            names = [
-                name for name in GROUPS[group] if "compiled" not in name and is_there(name, options.work)
-            ]
             result.setdefault("profiles", {})[group] = {
-                name: profile(file_of(name, options.work)) for name in names
+                name: profile(file_of(name, options.work)) for name in files
             }
             save(options.save, result)
             continue
         for batch in options.batches:
-            names = tuple(name for name in GROUPS[group] if is_there(name, options.work))
-            found = measure(names, options.work, batch, options.rounds)
+            found = measure(GROUPS[group], options.work, batch, options.rounds)
             result.setdefault(group, {})[str(batch)] = found
             show(f"{group}, batch {batch}", found)
             save(options.save, result)

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 HEAD = """# Exported models
 
-<!-- Written by `python benchmarks/export_table.py page`; do not edit. -->
+<!-- Written by `python benchmarks/export_table.py --page`; do not edit. -->
 
 Every registered model, and DeiT-S with every reduction method (schedule `deit_small/3`), in every
 [format](guides/export.md#formats). The first row of a model is its own size with a dynamic batch, the second
@@ -22,10 +22,10 @@ another, non-square size with dynamic batch, height and width.
   in float32, on random images in batches of 1, 2 and 5, with a dynamic size in three sizes. Files above 1e-4
   are not written.
 - The second has **images/s**: medians of one interleaved run of the model, the model under `torch.compile`
-  and the three files, {threads} threads, one image at a time ({machine}). Compare within a row: rows come
-  from several days and machines of this kind. Weights are random; the speed does not depend on them.
+  and the three files, {threads} threads, one image at a time. Compare within a row: rows come from several
+  machines. Weights are random; the speed does not depend on them.
 
-What is missing is not measured yet: compiling takes minutes for each row.
+`aoti` and compiled speeds that are missing are not measured yet: compiling takes 2 to 10 minutes for each row.
 """
 
 
@@ -33,7 +33,7 @@ def page(found: dict[str, Any]) -> str:
     """Return the page in Markdown: the rows of which at least one file was tried."""
     rows: list[Row] = [row for row in found["rows"] if row["formats"]]
     parts = [
-        HEAD.format(threads=found["threads"], machine=found["machine"].get("cpu", "CPU")),
+        HEAD.format(threads=found["threads"]),
         *_summary(rows),
     ]
     for family in dict.fromkeys(row["family"] for row in rows):
@@ -64,8 +64,8 @@ def _summary(rows: list[Row]) -> Iterator[str]:
     yield ""
     timed = sum("images_per_second" in row for row in rows)
     yield (
-        f"Relative speeds are geometric means over the {timed} rows that are timed. The compiled model has "
-        f"{_relative(rows, 'compiled', 'eager')} times the images/s of the eager one."
+        f"{timed} rows are timed; relative speeds are geometric means over those that have both. The compiled "
+        f"model has {_relative(rows, 'compiled', 'eager')} times the images/s of the eager one."
     )
     disturbed = sum(not row.get("quiet", True) for row in rows)
     if disturbed:
@@ -77,7 +77,8 @@ def _summary(rows: list[Row]) -> Iterator[str]:
 
 def _relative(rows: list[Row], name: str, reference: str) -> str:
     """Return the geometric mean of the speed of a candidate relative to another."""
-    speeds = [row["images_per_second"] for row in rows if name in row.get("images_per_second", {})]
+    known = [row.get("images_per_second", {}) for row in rows]
+    speeds = [speed for speed in known if name in speed and reference in speed]
     return f"{statistics.geometric_mean(s[name] / s[reference] for s in speeds):.2f}" if speeds else "–"
 
 
