@@ -2,11 +2,11 @@
 
     python benchmarks/bench_onnx.py --work FOLDER [--batches 8 1] [--only deit] --save results/bench_onnx.json
 
-The files are exported into ``--work`` first, those that are there already are used. Each candidate runs in its
-own process with two threads, all of a group interleaved in one run. Targets: DeiT-S with the default method and the schedule deit_small/3 has
-at least 1.6 times the images/s of the unreduced file at batch 8 and 1.35 times at batch 1; the file of
-STViT-S is at least as fast as the compiled model. ``--profile`` saves, for each file, the time in each kind
-of operator at batch 1 (onnxruntime's profiler, one thread).
+The files are exported into ``--work`` first; those that are there already are used. Each candidate runs in
+its own process with two threads, all of a group interleaved in one run. Targets: DeiT-S with the default
+method and the schedule deit_small/3 has at least 1.6 times the images/s of the unreduced file at batch 8 and
+1.35 times at batch 1; the file of STViT-S is at least as fast as the compiled model. ``--profile`` saves, for
+each file, the time in each kind of operator at batch 1 (onnxruntime's profiler, one thread).
 """
 
 from __future__ import annotations

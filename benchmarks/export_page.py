@@ -25,7 +25,7 @@ another, non-square size with dynamic batch, height and width.
   and the three files, {threads} threads, one image at a time. Compare within a row: rows come from several
   machines. Weights are random; the speed does not depend on them.
 
-`aoti` and compiled speeds that are missing are not measured yet: compiling takes 2 to 10 minutes for each row.
+What is missing is not measured yet: compiling takes 2 to 10 minutes for each row.
 """
 
 
@@ -64,8 +64,8 @@ def _summary(rows: list[Row]) -> Iterator[str]:
     yield ""
     timed = sum("images_per_second" in row for row in rows)
     yield (
-        f"{timed} rows are timed; relative speeds are geometric means over those that have both. The compiled "
-        f"model has {_relative(rows, 'compiled', 'eager')} times the images/s of the eager one."
+        f"{timed} rows are timed; relative speeds are geometric means over those that have both. The "
+        f"compiled model has {_relative(rows, 'compiled', 'eager')} times the images/s of the eager one."
     )
     disturbed = sum(not row.get("quiet", True) for row in rows)
     if disturbed:
