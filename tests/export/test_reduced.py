@@ -75,6 +75,40 @@ def test_onnx_replaces_slices(tmp_path: Path) -> None:
     assert np.array_equal(found, Assigning()(x).numpy())
 
 
+class Adding(nn.Module):
+    """Rows that are added to a few others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[0]) % 3
+        return x.new_zeros(3, x.shape[1]).index_add_(0, rows, x)
+
+
+def test_onnx_adds_rows_without_a_race(tmp_path: Path) -> None:
+    """onnxruntime loses sums of ScatterND on several threads; see ``_index_put``."""
+    shapes = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(Adding(), (torch.randn(6, 64),), dynamic_shapes=shapes)
+    save_program(program, tmp_path / "rows.onnx", Metadata(**DESCRIBED))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 4
+    session = onnxruntime.InferenceSession(tmp_path / "rows.onnx", options)
+    x = torch.ones(20_000, 64)
+    for _ in range(20):
+        (found,) = session.run(None, {"images": x.numpy()})
+        assert np.array_equal(found, Adding()(x).numpy())
+
+
+class AddingElsewhere(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.arange(x.shape[0]) % 3
+        return x.new_zeros(3, 3, x.shape[1]).index_put_((rows, rows), x, accumulate=True)
+
+
+def test_sums_that_onnxruntime_would_lose_are_refused(tmp_path: Path) -> None:
+    program = torch.export.export(AddingElsewhere(), (torch.randn(6, 4),))
+    with pytest.raises(UserError, match=r"rows of a matrix only; choose format pt2"):
+        save_program(program, tmp_path / "rows.onnx", Metadata(**DESCRIBED))
+
+
 SLOW = pytest.mark.slow
 EXACT = [m for m in METHODS if m not in RANDOM]
 

@@ -60,6 +60,7 @@ def _save_onnx(program: torch.export.ExportedProgram, file: Path, input_name: st
             custom_translation_table={
                 torch.ops.aten.sort.stable: _stable_sort,
                 torch.ops.aten.slice_scatter.default: _slice_scatter,
+                torch.ops.aten.index_put.default: _index_put,
             },
             optimize=False,
             verbose=False,
@@ -104,6 +105,23 @@ def _slice_scatter(
     if last < END:
         parts.append(op.Slice(self, [last], [END], [dim]))
     return op.Concat(*parts, axis=dim) if len(parts) > 1 else op.Identity(src)
+
+
+def _index_put(self: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """Add rows of ``values`` to the rows ``indices`` of ``self``, as ``index_add`` does, by ScatterElements.
+
+    torch's own conversion is ScatterND, which onnxruntime runs on several threads that overwrite each other's
+    sums where an index repeats (its issues 18048 and 23396): the tokens of a group were wrong at random.
+    """
+    from onnxscript import opset20 as op
+    from onnxscript.function_libs.torch_lib.ops.core import aten_index_put
+
+    if not accumulate:
+        return aten_index_put(self, indices, values, accumulate)
+    if len(indices) != 1 or len(self.shape) != 2 or len(indices[0].shape) != 1:
+        raise UserError("index_put_ with accumulate=True has an ONNX form for rows of a matrix only")
+    rows = op.Expand(op.Unsqueeze(indices[0], [1]), op.Shape(values))
+    return op.ScatterElements(self, rows, values, axis=0, reduction="add")
 
 
 def _optimize(model: Any) -> None:

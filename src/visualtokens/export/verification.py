@@ -133,7 +133,7 @@ def _open(file: Path, metadata: Metadata) -> Answer:
 
 
 def _from_onnx(file: Path) -> Answer:
-    model = OnnxModel(file, threads=torch.get_num_threads())
+    model = OnnxModel(file, threads=max(2, torch.get_num_threads()))  # errors of threads need several
 
     def answer(images: Tensor) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(model(images.numpy())))
