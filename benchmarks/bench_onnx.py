@@ -58,7 +58,7 @@ def make(name: str, work: Path, batch: int) -> Callable[[], object]:
     return lambda: compiled(images)
 
 
-def measure(names: tuple[str, ...], work: Path, batch: int, rounds: int) -> dict[str, Any]:
+def measure(names: list[str], work: Path, batch: int, rounds: int) -> dict[str, Any]:
     """Time the candidates of a group in turns; the first is the reference."""
     timings = in_turns(
         {name: OwnProcess(functools.partial(make, name, work, batch)) for name in names}, rounds=rounds
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 1])
     parser.add_argument("--only", choices=GROUPS, nargs="+", default=list(GROUPS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="of DeiT-S")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     result = (json.loads(options.save.read_text()) if options.save.exists() else {}) | {
@@ -126,7 +127,8 @@ def main() -> None:
         "machine": machine(),
     }
     for group in options.only:
-        files = [name for name in GROUPS[group] if "compiled" not in name]
+        names = [name for name in GROUPS[group] if name in options.methods or name not in METHODS]
+        files = [name for name in names if "compiled" not in name]
         for name in files:
             file_of(name, options.work)
         if options.profile:
@@ -136,7 +138,7 @@ def main() -> None:
             save(options.save, result)
             continue
         for batch in options.batches:
-            found = measure(GROUPS[group], options.work, batch, options.rounds)
+            found = measure(names, options.work, batch, options.rounds)
             result.setdefault(group, {})[str(batch)] = found
             show(f"{group}, batch {batch}", found)
             save(options.save, result)
