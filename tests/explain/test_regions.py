@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -144,6 +145,16 @@ def test_given_labels_and_errors() -> None:
         find_regions(Untidy(), x, {}, regions=np.zeros(4))
     with pytest.raises(UserError, match="neither transformer blocks nor feature maps"):
         find_regions(nn.Flatten(), x, {}, regions=4)
+
+
+def test_default_numbers_of_regions() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=96, depth=2).eval()
+    x = torch.randn(1, 3, 96, 96)
+    with torch.no_grad():
+        assert find_regions(vit, x, {}, regions=None).count == 12
+        own = {"tap": Grouping.hard_from(torch.arange(36)[None] // 2, 18, (6, 6))}
+        assert find_regions(vit, x, own, regions=None).count == 18
+        assert find_regions(vit, x, own, regions=5).count == 5
 
 
 def test_vague_groupings_give_way_to_features_if_there_are_any() -> None:

@@ -71,8 +71,8 @@ class ExplainConfig(DataOptions):
     """How regions are valued: shapley (share in the score), greedy (hidden one after the other), gradient
     (one backward pass) or cluster (PaCa-ViT: one cluster masked at a time)."""
 
-    regions: int = 24
-    """Number of regions, at most."""
+    regions: int | None = None
+    """Number of regions, at most; by default 24 of the model's own tokens, or 12 made from its features."""
 
     hide: Literal["mean", "black", "blur", "inpaint", "tokens"] = "mean"
     """What replaces hidden regions: mean (colour), black, blur, inpaint, or tokens (removed inside a ViT)."""

@@ -24,9 +24,10 @@ from visualtokens.data import Preprocess
 from visualtokens.errors import UserError, unknown
 from visualtokens.explain.attention_maps import nearest_grid, raw_attention, rollout
 from visualtokens.explain.evidence import path_map, relevance_map
-from visualtokens.explain.explainer import REGIONS, MapSource, explain
+from visualtokens.explain.explainer import MapSource, explain
 from visualtokens.explain.importance import Floats
 from visualtokens.explain.inputs import as_batch, class_score
+from visualtokens.explain.regions import OWN
 from visualtokens.explain.render import upsample
 from visualtokens.grouping import Tap, record_groupings
 from visualtokens.modes import eval_mode
@@ -99,7 +100,7 @@ def shapley_regions(model: nn.Module, setting: Setting) -> Saliency:
 
     def saliency(x: Tensor, target: int) -> Floats:
         options: dict[str, Any] = dict(budget=setting.budget, batch=setting.batch, layer=setting.layer)
-        regions = min(REGIONS, setting.budget // 2 - 1)
+        regions = None if setting.budget >= 2 * OWN + 2 else setting.budget // 2 - 1
         found = explain(
             model,
             x,

@@ -45,7 +45,7 @@ from visualtokens.modes import eval_mode
 MapSource = Literal["groups", "attention"]
 Method = Literal["shapley", "greedy", "gradient", "cluster"]
 METHOD: Method = "shapley"  # default
-REGIONS, BUDGET = 24, 128  # defaults
+BUDGET = 128  # default
 HIGHLIGHTED = 3  # regions of Explanation.only and Explanation.without
 
 
@@ -57,7 +57,7 @@ def explain(
     preprocess: Preprocess | None = None,
     target: int | None = None,
     against: int | None = None,
-    regions: int | Ints = REGIONS,
+    regions: int | Ints | None = None,
     layer: int | Sequence[int] | None = None,
     hide: Hide = "mean",
     budget: int = BUDGET,
@@ -87,14 +87,14 @@ def explain(
     Regions come from the model's groupings at ``layer`` (counted from the first, or from the last if
     negative; several layers are intersected), or from its patch features if it groups nothing. By default
     ``layer`` is the last, and clusters that are vague (at most three places, or scattered over the image)
-    give way to regions of patch features. ``regions`` is their number, at most, or
-    their labels ``(h, w)`` themselves. ``hide`` is what stands in for hidden regions: "mean" colour, "black",
-    "blur", "inpaint", or "tokens" to remove their tokens inside a vision transformer. ``budget`` is the
-    number of forward passes, ``batch`` of them at a time; a smaller budget gives larger standard errors. The
-    heat map of all patches, which :meth:`Explanation.saliency` returns, comes from gradients and attention
-    while the strongest patches are removed in ``path`` steps; with ``path=0`` it is made of the regions'
-    values. ``unit`` is that of the score: "probability" or "log-odds". ``of="attention"`` lets "cluster" mask
-    the patches that attend to each cluster.
+    give way to regions of patch features. ``regions`` is their number, at most (by default 24 of groupings
+    and 12 of features), or their labels ``(h, w)`` themselves. ``hide`` is what stands in for hidden regions:
+    "mean" colour, "black", "blur", "inpaint", or "tokens" to remove their tokens inside a vision transformer.
+    ``budget`` is the number of forward passes, ``batch`` of them at a time; a smaller budget gives larger
+    standard errors. The heat map of all patches, which :meth:`Explanation.saliency` returns, comes from
+    gradients and attention while the strongest patches are removed in ``path`` steps; with ``path=0`` it is
+    made of the regions' values. ``unit`` is that of the score: "probability" or "log-odds".
+    ``of="attention"`` lets "cluster" mask the patches that attend to each cluster.
 
     The model's mode, device and gradients are left unchanged.
     """
@@ -122,7 +122,7 @@ def explain_subject(
     subject: Subject,
     *,
     method: Method = METHOD,
-    regions: int | Ints = REGIONS,
+    regions: int | Ints | None = None,
     layer: int | Sequence[int] | None = None,
     hide: Hide = "mean",
     budget: int = BUDGET,

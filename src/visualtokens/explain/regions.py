@@ -24,6 +24,10 @@ Floats = NDArray[np.floating]
 SAME = 0.8  # correlation of two maps above which their clusters count as one
 LAST = -1  # layer
 FEW = 3  # regions: with no more, there is little to choose from
+# Regions by default, at most: a model's own tokens, and regions made from its features. After 128 forward
+# passes of a ViT-B/16, the intervals of the three largest values are ±9 to 42 % of the value with 12 regions,
+# ±30 to 71 % with 16 and ±53 to 131 % with 24 (two photos, hide="tokens").
+OWN, MADE = 24, 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +73,7 @@ def find_regions(
     x: Tensor,
     groupings: Mapping[str, Grouping],
     *,
-    regions: int | Ints,
+    regions: int | Ints | None,
     layer: int | Sequence[int] | None = None,
 ) -> Regions:
     """At most ``regions`` regions of the image ``x (1, 3, H, W)``, or those of the given labels ``(h, w)``.
@@ -77,26 +81,26 @@ def find_regions(
     From the model's ``groupings`` of this image at ``layer``, or from its features if there are none. By
     default the last layer, or the features if its regions are vague and the model has feature maps.
     """
-    if not isinstance(regions, int):
+    if regions is not None and not isinstance(regions, int):
         labels = np.asarray(regions)
         if labels.ndim != 2 or not np.issubdtype(labels.dtype, np.integer):
             raise UserError(f"regions has shape {labels.shape} and type {labels.dtype}; give integers (h, w)")
         return Regions(consecutive(labels), "given")
-    if regions < 2:
+    if regions is not None and regions < 2:
         raise UserError(f"regions={regions}; give at least 2")
     kind, grouped = type(model).__name__, None
     if groupings:
         taps = select_layers(groupings, layer, kind)
         chosen, source = [groupings[tap] for tap in taps], ", ".join(taps)
-        grouped = regions_of_groupings(chosen, count=regions, source=source)
-        if layer is not None or not grouped.vague or regions <= FEW:
+        grouped = regions_of_groupings(chosen, count=OWN if regions is None else regions, source=source)
+        if layer is not None or not grouped.vague or (regions is not None and regions <= FEW):
             return grouped
     elif layer is not None:
         raise UserError(f"layer={layer}, but {kind} does not group its patches; leave layer out")
     layers = record_features(model, x)
     if layers:
         features, source = descriptors(layers)
-        return regions_of_features(features, count=regions, source=source)
+        return regions_of_features(features, count=MADE if regions is None else regions, source=source)
     if grouped is None:
         raise UserError(
             f"{kind} has neither transformer blocks nor feature maps on a grid of the image; "
