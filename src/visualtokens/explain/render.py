@@ -249,8 +249,9 @@ def draw_regions(
     placed: list[Floats] = []
     for number, (k, raises) in enumerate(numbered, start=1):
         places = _disc_places(inner_cells(regions == k), regions.shape, box, image.size, radius)  # (n, 2)
-        free = [one for one in places if all(np.hypot(*(one - other)) > 2 * radius for other in placed)]
-        placed.append(free[0] if free else places[0])
+        room = [min((np.hypot(*(one - other)) for other in placed), default=np.inf) for one in places]
+        free = [one for one, distance in zip(places, room, strict=True) if distance > 2 * radius]
+        placed.append(free[0] if free else places[int(np.argmax(room))])
         _draw_number(drawn, number, placed[-1], radius, FOR if raises else AGAINST)
     return drawn
 
