@@ -78,6 +78,14 @@ def test_the_best_of_the_arms_that_cost_no_more(tiny_file: Path, tmp_path: Path)
     found = results.collect(study, tmp_path)
     assert found is not None
     assert [each["differences"] for each in found["comparisons"]] == [[0.0, 0.0], [0.0, 0.0]]
+    costs = results.draw(found).axes[2]
+    assert {note.get_text() for note in costs.texts} == {"narrow", "wide"}
+
+
+def test_pareto_front() -> None:
+    points = {"a": (3.0, 5.0), "b": (1.0, 2.0), "c": (2.0, 1.0), "d": (3.0, 4.0), "e": (5.0, 5.0)}
+    assert results.pareto_front(points) == ["b", "a"]
+    assert results.pareto_front({}) == []
 
 
 def test_means_over_arms_and_training_images(tiny_file: Path, tmp_path: Path) -> None:

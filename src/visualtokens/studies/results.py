@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,14 +168,24 @@ COLOURS = {CONFIRMED: "#2b7a3d", CONTRADICTED: "#c4501b"}
 
 
 def draw(result: Result) -> Any:
-    """Return a figure: the accuracy of each arm on the left, the differences on the right."""
+    """Return a figure: the accuracy of each arm on the left, the differences on the right.
+
+    If arms are compared with the best of others at the same cost, a third panel shows accuracy over cost.
+    """
     from matplotlib.figure import Figure
 
     arms, comparisons = result["arms"], result["comparisons"]
     rows = max(len(arms), len(comparisons))
-    figure = Figure(figsize=(12, 1.9 + 0.32 * rows), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    costs = any(each["best"] for each in comparisons)
+    figure = Figure(figsize=(12, 1.9 + 0.32 * rows + 4 * costs), layout="constrained")
+    heights = [1.9 + 0.32 * rows, *([4] if costs else [])]
+    axes: dict[str, Any] = figure.subplot_mosaic(
+        [["arms", "differences"], *([["costs", "costs"]] if costs else [])], height_ratios=heights
+    )
+    left, right = axes["arms"], axes["differences"]
     _draw_arms(left, result)
+    if costs:
+        _draw_costs(axes["costs"], result)
     for y, each in enumerate(comparisons):
         if each["mean"] is None:
             continue
@@ -191,7 +201,7 @@ def draw(result: Result) -> Any:
     right.set_yticks(range(len(comparisons)), labels, fontsize=8)
     right.set_ylim(len(comparisons) - 0.5, -0.5)
     right.set(xlabel="difference in points, 95 % interval", title="green confirms, red contradicts the claim")
-    for axis in (left, right):
+    for axis in axes.values():
         axis.grid(axis="x", color="0.9")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
@@ -220,6 +230,43 @@ def _draw_arms(axis: Any, result: Result) -> None:
     axis.set_yticks(range(len(result["arms"])), list(result["arms"]), fontsize=8)
     axis.set_ylim(len(result["arms"]) - 0.5, -0.5)
     axis.set(xlabel=f"{metric_name(score)}, %", title="mean ± standard deviation over seeds")
+
+
+def _draw_costs(axis: Any, result: Result) -> None:
+    """Draw accuracy over multiply-adds: the arms of which the best is taken, their front, and the others."""
+    score, arms = result["score"], result["arms"]
+    chosen = [each for each in result["comparisons"] if each["best"]]
+    names = {side: list(dict.fromkeys(arm for each in chosen for arm in each[side])) for side in ("a", "b")}
+    points = {
+        side: {
+            name: (arms[name]["macs"] / 1e6, 100 * arms[name][score]["mean"])
+            for name in names[side]
+            if score in arms[name]
+        }
+        for side in names
+    }
+    axis.plot(*_columns(points["b"].values()), "o", color="0.6", markersize=4)
+    best = pareto_front(points["b"])
+    axis.step(*_columns(points["b"][name] for name in best), where="post", color="0.4", linewidth=1)
+    axis.plot(*_columns(points["a"].values()), "D", color="#0b4f8a")
+    for name, at in [*((name, points["b"][name]) for name in best), *points["a"].items()]:
+        axis.annotate(name, at, xytext=(4, 4), textcoords="offset points", fontsize=7)
+    title = "accuracy over cost; the line joins the best of the grey arms at each cost"
+    axis.set(xlabel="million multiply-adds", ylabel=f"{metric_name(score)}, %", title=title)
+
+
+def _columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    known = list(points)
+    return [x for x, _ in known], [y for _, y in known]
+
+
+def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Return the names of the points (cost, score) than which no cheaper one is as good, by cost."""
+    front: list[str] = []
+    for name in sorted(points, key=lambda name: (points[name][0], -points[name][1])):
+        if not front or points[name][1] > points[front[-1]][1]:
+            front.append(name)
+    return front
 
 
 def _short(comparison: Mapping[str, Any]) -> str:
