@@ -97,7 +97,10 @@ def gradient_map(model: nn.Module, x: Tensor, score: Score) -> Floats:
     """``(h, w)``: gradient × (feature − that of an image in the mean colour), mean over the layers."""
     found = Probe(model, x, score)(x).gradient
     if found is None:
-        raise UserError(f"no feature map of {type(model).__name__} has a gradient; give method='shapley'")
+        raise UserError(
+            f"no layer of {type(model).__name__} has features for every patch (a ViT that is reduced from its "
+            "first block on has none); give method='shapley'"
+        )
     return found.cpu().numpy()
 
 
