@@ -98,8 +98,8 @@ def gradient_map(model: nn.Module, x: Tensor, score: Score) -> Floats:
     found = Probe(model, x, score)(x).gradient
     if found is None:
         raise UserError(
-            f"no layer of {type(model).__name__} has features for every patch (a ViT that is reduced from its "
-            "first block on has none); give method='shapley'"
+            f"no layer of {type(model).__name__} has features for every patch (a ViT that is reduced from "
+            "its first block on has none); give method='shapley'"
         )
     return found.cpu().numpy()
 
