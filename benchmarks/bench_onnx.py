@@ -73,7 +73,7 @@ def measure(names: list[str], work: Path, batch: int, rounds: int) -> dict[str, 
         }
         if (name, batch) in TARGETS:
             rows[name] |= {"target": TARGETS[name, batch], "met": ratio.median >= TARGETS[name, batch]}
-    return {"rows": rows, "quiet": timings.quiet}
+    return {"rows": rows, "quiet": timings.quiet, "cpu": machine()["cpu"]}
 
 
 def profile(file: Path) -> dict[str, Any]:
