@@ -15,7 +15,7 @@ import pytest
 
 from visualtokens.files import read_tensors
 from visualtokens.studies import runner
-from visualtokens.studies.jobs import RECORD, Job, all_jobs
+from visualtokens.studies.jobs import RECORD, Job, all_jobs, give_record, take_records
 from visualtokens.studies.runner import run_jobs
 from visualtokens.studies.study import Study, find_study
 
@@ -111,6 +111,23 @@ def test_runs_wait_for_their_stages(quick: Path, few: Path) -> None:
     (quick / "fail").unlink()
     assert run_jobs([student, teacher], quick, paths={}, shown=False).finished == 2
     assert [key for what, key in notes(quick) if what == "end"] == [teacher.key, student.key]
+
+
+def test_recorded_runs_are_not_repeated_on_another_machine(quick: Path, tmp_path: Path) -> None:
+    """Stages are trained again only for runs that are not recorded."""
+    teacher = Job("teacher", {"data": "digits", "epochs": 1}, 0, {})
+    needs = {"teacher": teacher}
+    first, second = (Job("student", {"data": "digits", "epochs": 1, "lr": i}, 0, needs) for i in (1, 2))
+    jobs, records = [teacher, first, second], tmp_path / "records"
+    run_jobs(jobs, quick, paths={}, shown=False, after=lambda job: give_record(job, quick, records))
+    assert sorted(path.stem for path in records.iterdir()) == sorted(job.key for job in jobs)
+    elsewhere = tmp_path / "elsewhere"
+    take_records(jobs, elsewhere, records)
+    assert [job.record(elsewhere) for job in jobs] == [{"seed": 0}] * 3
+    (records / f"{second.key}.json").unlink()
+    half = tmp_path / "half"
+    take_records(jobs, half, records)
+    assert [job.record(half) for job in jobs] == [None, {"seed": 0}, None]
 
 
 def test_a_signal_stops_all_runs(tiny: Study, quick: Path, few: Path) -> None:

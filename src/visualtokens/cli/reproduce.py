@@ -32,6 +32,10 @@ class ReproduceConfig:
     results: str | None = None
     """Folder for the result and plot of each study; by default that of --out."""
 
+    records: str | None = None
+    """Folder for a copy of what finished runs found, one small file each. Runs that are recorded there, also
+    on another machine, are not repeated."""
+
     cifar: str | None = None
     """CIFAR-10 as npz file with x_train, y_train, x_test and y_test, for the studies that need it."""
 
@@ -86,7 +90,7 @@ def _list(config: ReproduceConfig) -> Result:
 
 def _run(config: ReproduceConfig, studies: list[Study], paths: dict[str, str | None]) -> Result:
     from visualtokens.studies import results
-    from visualtokens.studies.jobs import all_jobs, arm_jobs
+    from visualtokens.studies.jobs import all_jobs, arm_jobs, give_record, take_records
     from visualtokens.studies.runner import run_jobs
 
     out, folder = Path(config.out), Path(config.results or config.out)
@@ -106,8 +110,15 @@ def _run(config: ReproduceConfig, studies: list[Study], paths: dict[str, str | N
                 found[study.name] = result
         return found
 
+    def after(job: Job) -> None:
+        if config.records is not None:
+            give_record(job, out, Path(config.records))
+        save(job)
+
     jobs = all_jobs(studies, config.seeds)
-    outcome = run_jobs(jobs, out, paths=paths, workers=config.workers, after=save)
+    if config.records is not None:
+        take_records(jobs, out, Path(config.records))
+    outcome = run_jobs(jobs, out, paths=paths, workers=config.workers, after=after)
     found = save()
     if outcome.failed:
         raise Failure(_failures(outcome))

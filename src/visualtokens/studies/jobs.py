@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,33 @@ def all_jobs(studies: Iterable[Study], seeds: int | None) -> list[Job]:
         for job in arm_jobs(study, range(seeds or study.seeds)).values():
             add(job)
     return list(found.values())
+
+
+def take_records(jobs: Sequence[Job], out: Path, folder: Path) -> None:
+    """Take over the records in a folder, so that these runs count as finished.
+
+    ``jobs`` are those of :func:`all_jobs`. A stage is trained again if a run that is not recorded starts from
+    it: a record has no weights.
+    """
+    needed: set[str] = set()
+    for job in reversed(jobs):
+        recorded = folder / f"{job.key}.json"
+        if job.record(out) is None and recorded.exists() and job.key not in needed:
+            _write_record(job.folder(out) / RECORD, read_json(recorded))
+        if job.record(out) is None:
+            needed |= {stage.key for stage in job.needs.values()}
+
+
+def give_record(job: Job, out: Path, folder: Path) -> None:
+    """Copy the record of a finished run into a folder, without the paths of this machine."""
+    record = job.record(out)
+    assert record is not None
+    _write_record(folder / f"{job.key}.json", {name: record[name] for name in record if name != "job"})
+
+
+def _write_record(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda file: write_config(file, record))
 
 
 def _job(study: Study, options: Options, seed: int, label: str = "") -> Job:
