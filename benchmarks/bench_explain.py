@@ -102,7 +102,7 @@ def shapley_cost(name: str, hide: str, at_most: float, rounds: int) -> dict[str,
         "explain": lambda: explain(model, image, method="shapley", **options),
         f"forward, batches of {BATCH}": lambda: forward(model, copies, BATCH),
     }
-    timings = interleave(candidates, rounds=rounds)
+    timings = interleave(candidates, rounds=rounds, retries=0)  # a turn takes half a minute
     ratio = timings.ratio(timings.names[1])  # speed relative to explaining
     found = explain(model, image, method="shapley", **options)
     return {
@@ -125,24 +125,37 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=list(MODELS), help="of the cost of clusters")
     parser.add_argument("--shapley", nargs="*", default=[one[0] for one in SHAPLEY], help="of Shapley values")
+    parser.add_argument("--hide", nargs="*", default=["mean", "tokens"], help="of Shapley values")
     options = parser.parse_args()
-    rows = []
     runs = [partial(cost, name, options.rounds) for name in options.models]
-    runs += [partial(shapley_cost, *one, options.rounds) for one in SHAPLEY if one[0] in options.shapley]
+    runs += [
+        partial(shapley_cost, *one, options.rounds)
+        for one in SHAPLEY
+        if one[0] in options.shapley and one[1] in options.hide
+    ]
     for run in runs:
         row = run()
-        name = f"{row['model']} {row.get('method', 'cluster')} {row.get('hide', 'black')}"
-        rows.append(row)
         for baseline, found in row["cost_of_explaining"].items():
             interval = "({:.2f}–{:.2f})".format(*found["interval"])
-            print(f"{name:40s} explain: {found['cost']:.2f}× {interval} {baseline}", flush=True)
+            print(f"{' '.join(key(row)):40s} explain: {found['cost']:.2f}× {interval} {baseline}", flush=True)
+        if options.save:
+            save(row, options.save)
+
+
+def key(row: dict[str, Any]) -> tuple[str, str, str]:
+    """What a row is about: model, method, and what stands in for hidden regions."""
+    return row["model"], row.get("method", "cluster"), row.get("hide", "black")
+
+
+def save(row: dict[str, Any], path: Path) -> None:
+    """Add a row to the file, in place of an earlier one about the same."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
     result = {
-        "command": f"python benchmarks/bench_explain.py --rounds {options.rounds} --save {options.save}",
+        "command": f"python benchmarks/bench_explain.py --save {path}",
         "machine": machine(),
-        "rows": rows,
+        "rows": [*(other for other in rows if key(other) != key(row)), row],
     }
-    if options.save:
-        options.save.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
