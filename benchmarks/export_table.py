@@ -125,7 +125,7 @@ def serve(row: Row, folder: Path, connection: Connection, quick: bool) -> None:
     if not written:
         return
     with torch.no_grad():
-        names = ["eager", *([] if quick else ["compiled"]), *written]
+        names = [name for name in ("eager", "compiled", *written) if not (quick and name in COMPILED)]
         candidates = {name: opened(name, folder, model, image) for name in names}
         for candidate in candidates.values():
             candidate()

@@ -123,7 +123,7 @@ def take_records(jobs: Sequence[Job], out: Path, folder: Path) -> None:
     for job in reversed(jobs):
         recorded = folder / f"{job.key}.json"
         if job.record(out) is None and recorded.exists() and job.key not in needed:
-            _write_record(job.folder(out) / RECORD, read_json(recorded))
+            write_record(job.folder(out) / RECORD, read_json(recorded))
         if job.record(out) is None:
             needed |= {stage.key for stage in job.needs.values()}
 
@@ -132,10 +132,11 @@ def give_record(job: Job, out: Path, folder: Path) -> None:
     """Copy the record of a finished run into a folder, without the paths of this machine."""
     record = job.record(out)
     assert record is not None
-    _write_record(folder / f"{job.key}.json", {name: record[name] for name in record if name != "job"})
+    write_record(folder / f"{job.key}.json", {name: record[name] for name in record if name != "job"})
 
 
-def _write_record(path: Path, record: dict[str, Any]) -> None:
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a record at once, because it is read at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: write_config(file, record))
 

@@ -16,12 +16,12 @@ import torch
 import visualtokens
 from visualtokens.bench import count_macs, count_parameters, machine
 from visualtokens.checkpoint import load
-from visualtokens.files import read_json, remove_folder, write_atomically, write_config
+from visualtokens.files import read_json, remove_folder
 from visualtokens.processes import end_with_parent
 from visualtokens.progress import Counted
 from visualtokens.reduce import macs
 from visualtokens.reduce.trainable import NAME
-from visualtokens.studies.jobs import JOB, RECORD, RUN
+from visualtokens.studies.jobs import JOB, RECORD, RUN, write_record
 from visualtokens.studies.study import INSERT, SEARCH
 from visualtokens.tasks.task import Checkpoint, Loading, open_training
 from visualtokens.train import TrainConfig, TrainResult, train
@@ -60,7 +60,7 @@ def run_job(folder: Path) -> int:
 def _record(folder: Path, job: dict[str, Any], result: dict[str, Any]) -> int:
     minutes = round(_add_time(folder), 2)
     record = {"job": job, **result, "core_minutes": minutes, "machine": machine()}
-    write_atomically(folder / RECORD, lambda path: write_config(path, record))
+    write_record(folder / RECORD, record)
     for snapshots in (folder / RUN / SNAPSHOTS, folder / RUN / "soft" / SNAPSHOTS):
         if snapshots.exists():
             remove_folder(snapshots)  # nothing is left to resume
