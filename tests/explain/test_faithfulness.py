@@ -24,6 +24,7 @@ from visualtokens.explain.foreground import find_mask, read_foreground
 from visualtokens.explain.metrics import (
     area,
     blurred,
+    curve_ends,
     deletion,
     foreground_auroc,
     insertion,
@@ -76,6 +77,25 @@ def test_curves_against_the_slow_reference(steps: int, batch: int) -> None:
     assert max(sizes) <= batch
     got = insertion(probability, x, heat, steps=steps, batch=batch)
     assert got.tolist() == pytest.approx(slow_curve(blurred(x).numpy(), x.numpy(), heat, steps), abs=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_curves_with_known_ends_are_the_same_with_fewer_images(steps: int) -> None:
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(3, 6, 8)), dtype=torch.float32)
+    heat = rng.normal(size=(6, 8)).astype(np.float32)
+    computed = []
+
+    def probability(images: Tensor) -> Tensor:
+        computed.append(len(images))
+        return brightness(images)
+
+    for curve, ends in zip((deletion, insertion), curve_ends(brightness, x), strict=True):
+        whole = curve(brightness, x, heat, steps=steps, batch=4)
+        computed.clear()
+        known = curve(probability, x, heat, steps=steps, batch=4, ends=ends)
+        assert known.tolist() == pytest.approx(whole.tolist(), abs=1e-6)
+        assert sum(computed) == steps - 1
 
 
 def test_ties_are_broken_without_a_direction() -> None:

@@ -17,9 +17,11 @@ from visualtokens.explain.baselines import METHODS, Saliency, Setting, make_meth
 from visualtokens.explain.importance import Floats
 from visualtokens.explain.inputs import as_batch, check_positive, class_probabilities, input_like
 from visualtokens.explain.metrics import (
+    Ends,
     Mask,
     Probability,
     area,
+    curve_ends,
     deletion,
     foreground_auroc,
     insertion,
@@ -103,17 +105,21 @@ class FaithfulnessEvaluator:
             def probability(images: Tensor) -> Tensor:
                 return class_probabilities(self.model, images.to(like.dtype))[:, target]
 
+            with torch.no_grad():
+                ends = curve_ends(probability, x)
             return {
-                name: self._score(probability, x, saliency(x, target), mask)
+                name: self._score(probability, x, saliency(x, target), mask, ends)
                 for name, saliency in self.methods.items()
             }
 
-    def _score(self, probability: Probability, x: Tensor, heat: Floats, mask: Mask | None) -> Score:
+    def _score(
+        self, probability: Probability, x: Tensor, heat: Floats, mask: Mask | None, ends: tuple[Ends, Ends]
+    ) -> Score:
         steps, batch = self.steps, self.setting.batch
         with torch.no_grad():
             return Score(
-                deletion(probability, x, heat, steps=steps, batch=batch),
-                insertion(probability, x, heat, steps=steps, batch=batch),
+                deletion(probability, x, heat, steps=steps, batch=batch, ends=ends[0]),
+                insertion(probability, x, heat, steps=steps, batch=batch, ends=ends[1]),
                 None if mask is None else pointing(heat, mask),
                 None if mask is None else foreground_auroc(heat, mask),
                 saco(probability, x, heat, groups=self.groups, batch=batch),

@@ -15,22 +15,35 @@ from visualtokens.explain.importance import Floats
 
 Mask = NDArray[np.integer]  # (H, W): 1 foreground, 0 background, -1 undecided
 Probability = Callable[[Tensor], Tensor]  # (B, 3, H, W) → (B,)
+Ends = tuple[float, float]  # the first and the last probability of a curve
 
 # The blur of insertion, as shares of the longer side: 11 and 5 pixels at 224 (Petsiuk et al., 2018).
 BLUR_KERNEL, BLUR_SIGMA = 11 / 224, 5 / 224
 
 
-def deletion(probability: Probability, x: Tensor, heat: Floats, *, steps: int, batch: int) -> Floats:
+def deletion(
+    probability: Probability, x: Tensor, heat: Floats, *, steps: int, batch: int, ends: Ends | None = None
+) -> Floats:
     """``(steps + 1,)``: the probability while pixels turn grey, hottest first (RISE, Sec. 4.3).
 
-    ``x (3, H, W)`` is normalised, so 0 is the mean colour. With a faithful map the curve falls early.
+    ``x (3, H, W)`` is normalised, so 0 is the mean colour. With a faithful map the curve falls early. ``ends``
+    are the first and the last probability, if known: they do not depend on the map.
     """
-    return _curve(probability, x, torch.zeros_like(x), heat, steps=steps, batch=batch)
+    return _curve(probability, x, torch.zeros_like(x), heat, steps=steps, batch=batch, ends=ends)
 
 
-def insertion(probability: Probability, x: Tensor, heat: Floats, *, steps: int, batch: int) -> Floats:
+def insertion(
+    probability: Probability, x: Tensor, heat: Floats, *, steps: int, batch: int, ends: Ends | None = None
+) -> Floats:
     """``(steps + 1,)``: the probability while a blurred image gets its pixels back, hottest first."""
-    return _curve(probability, blurred(x), x, heat, steps=steps, batch=batch)
+    return _curve(probability, blurred(x), x, heat, steps=steps, batch=batch, ends=ends)
+
+
+def curve_ends(probability: Probability, x: Tensor) -> tuple[Ends, Ends]:
+    """The ends of :func:`deletion` and of :func:`insertion` for every map of ``x (3, H, W)``."""
+    images = torch.stack((x, torch.zeros_like(x), blurred(x)))
+    whole, grey, blur = probability(images).float().cpu().tolist()
+    return (whole, grey), (blur, whole)
 
 
 def area(curve: Floats) -> float:
@@ -45,15 +58,25 @@ def blurred(x: Tensor) -> Tensor:
 
 
 def _curve(
-    probability: Probability, start: Tensor, end: Tensor, heat: Floats, *, steps: int, batch: int
+    probability: Probability,
+    start: Tensor,
+    end: Tensor,
+    heat: Floats,
+    *,
+    steps: int,
+    batch: int,
+    ends: Ends | None,
 ) -> Floats:
     """The probability on the way from one image to the other, pixel by pixel in the order of the heat."""
     step_of = rank_groups(heat, steps).to(start.device) + 1  # (H, W)
     out = torch.empty(steps + 1)
-    for first in range(0, steps + 1, batch):
-        step = torch.arange(first, min(first + batch, steps + 1), device=start.device)  # (B,)
-        changed = step_of <= step.view(-1, 1, 1, 1)  # (B, 1, H, W)
-        out[first : first + len(step)] = probability(torch.where(changed, end, start)).float().cpu()
+    if ends is not None:
+        out[0], out[-1] = ends
+    unknown = torch.arange(steps + 1) if ends is None else torch.arange(1, steps)
+    for first in range(0, len(unknown), batch):
+        step = unknown[first : first + batch]  # (B,)
+        changed = step_of <= step.view(-1, 1, 1, 1).to(start.device)  # (B, 1, H, W)
+        out[step] = probability(torch.where(changed, end, start)).float().cpu()
     return out.numpy()
 
 
