@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
@@ -19,24 +24,60 @@ from visualtokens.tables import table
 
 OURS = "path"
 Item = tuple[Tensor, NDArray[np.int8] | None]  # the normalised photo, and its foreground
+Row = dict[str, Any]
 
 
-def evaluate(
-    evaluator: FaithfulnessEvaluator, photos: Sequence[Path], read: Callable[[Path], Item], file: Path
-) -> Iterator[dict[str, Any]]:
-    """The scores of each photo; earlier ones are read from ``file``, one line of JSON each."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    known = {row["photo"]: row for row in rows}
-    for path in tqdm(photos, desc="evaluate", mininterval=30):
-        if path.name not in known:
-            scores = {name: score.to_dict() for name, score in evaluator.evaluate(*read(path)).items()}
-            known[path.name] = {"photo": path.name, "scores": scores}
-            with file.open("a") as out:
-                out.write(json.dumps(known[path.name]) + "\n")
-        yield known[path.name]
+@dataclass(frozen=True)
+class Work:
+    """What a process needs to evaluate a photo."""
+
+    evaluator: FaithfulnessEvaluator
+    read: Callable[[Path], Item]
+
+    def row(self, photo: Path) -> Row:
+        """The scores of a photo, JSON-ready."""
+        scores = self.evaluator.evaluate(*self.read(photo))
+        return {"photo": photo.name, "scores": {name: score.to_dict() for name, score in scores.items()}}
 
 
-def collect(rows: Sequence[dict[str, Any]]) -> Faithfulness:
+def evaluate(make: Callable[[], Work], photos: Sequence[Path], file: Path) -> list[Row]:
+    """The scores of each photo, in processes of one thread that each call ``make``.
+
+    Finished photos are lines of JSON in ``file`` and are not evaluated again.
+    """
+    known = {row["photo"]: row for row in read_rows(file)}
+    left = [photo for photo in photos if photo.name not in known]
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(os.cpu_count(), context, initializer=_start, initargs=(make,)) as pool,
+        file.open("a") as out,
+    ):
+        futures = [pool.submit(_row, photo) for photo in left]
+        for future in tqdm(as_completed(futures), desc="evaluate", total=len(left), mininterval=30):
+            row = known[future.result()["photo"]] = future.result()
+            print(json.dumps(row), file=out, flush=True)
+    return [known[photo.name] for photo in photos]
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The photos evaluated so far."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+_work: Work
+
+
+def _start(make: Callable[[], Work]) -> None:
+    global _work
+    torch.set_num_threads(1)
+    _work = make()
+
+
+def _row(photo: Path) -> Row:
+    return _work.row(photo)
+
+
+def collect(rows: Sequence[Row]) -> Faithfulness:
     """The faithfulness of all methods from the rows of :func:`evaluate`."""
     return gather({name: Score.from_dict(s) for name, s in row["scores"].items()} for row in rows)
 

@@ -1,21 +1,25 @@
 """Faithfulness of heat maps on a pretrained ImageNet classifier, all methods with one budget.
 
     python benchmarks/faithful_imagenet.py --weights vit.safetensors --photos imagenet_val/ \
-        [--work faithful_imagenet] [--save results/faithful_imagenet.json]
+        [--save results/faithful_imagenet.json]
 
 ``--weights`` and ``--photos`` are those of ``benchmarks/imagenet_reduce.py``; photos with even numbers were
 used for tuning, and the odd ones are reported, in a fixed random order. Every method explains the predicted
-class with at most ``--budget`` forward passes; a backward pass counts as two. All intermediate results are
-kept in ``--work``, so the script can be stopped and restarted at any time; ``--report`` only summarises them.
+class with at most ``--budget`` forward passes; a backward pass counts as two. Finished photos are kept in a
+file next to the result, ``…_scores.jsonl``, so the script can be stopped and continued at any time, also on
+another machine; ``--report`` only summarises them. A photo takes about two core-minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import faithful
 from imagenet_reduce import MODEL, load_model
@@ -34,11 +38,20 @@ def odd_photos(folder: Path, count: int) -> list[Path]:
     return [files[i] for i in np.random.default_rng(0).permutation(len(files))[:count]]
 
 
+def load(weights: Path) -> nn.Module:
+    return load_model(weights, torch.float32).requires_grad_(False)
+
+
+def work(weights: Path, setting: Setting, **options: Any) -> faithful.Work:
+    """What a process evaluates photos with."""
+    evaluator = FaithfulnessEvaluator(load(weights), setting, **options)
+    return faithful.Work(evaluator, lambda path: (PREPROCESS(read_image(path)), None))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--photos", type=Path, required=True)
-    parser.add_argument("--work", type=Path, default=Path("faithful_imagenet"))
     parser.add_argument("--save", type=Path, default=Path("results/faithful_imagenet.json"))
     parser.add_argument("--methods", nargs="*", default=CHOSEN)
     parser.add_argument("--images", type=int, default=300)
@@ -46,21 +59,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="of the deletion and insertion curves")
     parser.add_argument("--groups", type=int, default=5, help="of SaCo")
     parser.add_argument("--randomised", type=int, default=10, help="photos of the randomisation check")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--report", action="store_true", help="summarise the photos evaluated so far")
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    file = options.work / "scores.jsonl"
+    file = options.save.with_name(f"{options.save.stem}_scores.jsonl")
     photos = odd_photos(options.photos, options.images)
     if options.report:
-        done = {line.split('"')[3] for line in file.read_text().splitlines()}
+        done = {row["photo"] for row in faithful.read_rows(file)}
         photos = [photo for photo in photos if photo.name in done]
-    model = load_model(options.weights, getattr(torch, options.dtype)).requires_grad_(False)
     setting = Setting(PREPROCESS, batch=8, budget=options.budget)
-    evaluator = FaithfulnessEvaluator(
-        model, setting, methods=options.methods, steps=options.steps, groups=options.groups
+    make = partial(
+        work, options.weights, setting, methods=options.methods, steps=options.steps, groups=options.groups
     )
-    rows = list(faithful.evaluate(evaluator, photos, lambda path: (PREPROCESS(read_image(path)), None), file))
+    rows = faithful.evaluate(make, photos, file)
     found = faithful.collect(rows)
     print(faithful.show(found))
     result = {
@@ -68,13 +78,13 @@ def main() -> None:
         f"--budget {options.budget} --steps {options.steps} --groups {options.groups} --save {options.save}",
         "machine": machine(),
         "model": MODEL,
-        "dtype": options.dtype,
+        "dtype": "float32",
         "budget": options.budget,
         **faithful.summary(found),
     }
     if not options.report:
         images = [PREPROCESS(read_image(photo)) for photo in photos[: options.randomised]]
-        check = randomisation_check(model, setting, images, methods=options.methods)
+        check = randomisation_check(load(options.weights), setting, images, methods=options.methods)
         result["correlation_after_randomisation"] = {
             name: {"mean": mean.value, "interval": list(mean.interval)} for name, mean in check.items()
         }

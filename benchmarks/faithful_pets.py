@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,9 @@ def photos(pets: Path, count: int) -> list[Path]:
     return sorted(by_turn[:count])
 
 
-def evaluate(run: Checkpoint, pets: Path, work: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The scores of each photo; earlier ones are read from ``work/scores.jsonl``."""
+def scoring(run_folder: Path, pets: Path, *, budget: int, steps: int) -> faithful.Work:
+    """What a process evaluates photos with."""
+    run = visualtokens.load(run_folder)
     preprocess = photo_preprocess(run)
 
     def read(path: Path) -> faithful.Item:
@@ -123,9 +125,9 @@ def evaluate(run: Checkpoint, pets: Path, work: Path, options: argparse.Namespac
         mask = read_foreground(find_mask(str(path), pets / "trimaps"), preprocess, image.size)
         return preprocess(image), mask
 
-    setting = Setting(preprocess, budget=options.budget)
-    evaluator = FaithfulnessEvaluator(run.model, setting, steps=options.steps)
-    return list(faithful.evaluate(evaluator, photos(pets, options.photos), read, work / "scores.jsonl"))
+    return faithful.Work(
+        FaithfulnessEvaluator(run.model, Setting(preprocess, budget=budget), steps=steps), read
+    )
 
 
 def photo_preprocess(run: Checkpoint) -> Preprocess:
@@ -180,7 +182,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     training = train_model(options.pets, options.work, options.epochs)
     run = visualtokens.load(options.work / "run")
-    found = faithful.collect(evaluate(run, options.pets, options.work, options))
+    make = partial(scoring, options.work / "run", options.pets, budget=options.budget, steps=options.steps)
+    rows = faithful.evaluate(make, photos(options.pets, options.photos), options.work / "scores.jsonl")
+    found = faithful.collect(rows)
     print(faithful.show(found))
     result = {
         "command": f"python benchmarks/faithful_pets.py --pets {options.pets.name} --epochs {options.epochs} "
