@@ -59,7 +59,7 @@ SIZES = ("own", "other")
 THREADS = 2
 TOGETHER = 8  # rows that are prepared before they are timed
 ROUNDS, TURN, RETRIES = 6, 0.1, 0  # turns are of 0.1 seconds
-CAPTURE_SECONDS = 300
+CAPTURE_SECONDS, COMPILE_SECONDS = 300, 600  # what takes longer is refused
 SPEED = "images_per_second"
 COMPILED = ("aoti", "compiled")  # what takes minutes for each row
 Measured = dict[str, Any]
@@ -118,8 +118,7 @@ def serve(row: Row, folder: Path, connection: Connection, quick: bool) -> None:
     torch.set_num_threads(THREADS)
     model, image = row.make()
     written = []
-    formats = [format for format in FORMATS if not (quick and format in COMPILED)]
-    for format, found in write_files(row, model, folder, formats):
+    for format, found in write_files(row, model, folder, written_formats(quick)):
         connection.send((format, {"pixels": list(image.shape[2:])} | found))
         written += [] if "refused" in found else [format]
     if not written:
@@ -138,6 +137,10 @@ def serve(row: Row, folder: Path, connection: Connection, quick: bool) -> None:
     connection.send({SPEED: rates, "quiet": timings.quiet, "machine": machine()["cpu"]})
 
 
+def written_formats(quick: bool) -> list[str]:
+    return [format for format in FORMATS if not (quick and format in COMPILED)]
+
+
 def write_files(
     row: Row, model: nn.Module, folder: Path, formats: list[str]
 ) -> Iterator[tuple[str, Measured]]:
@@ -146,11 +149,11 @@ def write_files(
         dynamic = ("batch",) if row.size == "own" else ("batch", "size")
         captured = capture_model(model, dynamic=dynamic, seconds=CAPTURE_SECONDS)
     except UserError as error:
-        yield from ((format, {"refused": str(error)}) for format in FORMATS)
+        yield from ((format, {"refused": str(error)}) for format in FORMATS)  # none is written of it
         return
     for format in formats:
         try:
-            made = captured.write(file_of(format, folder), format)
+            made = captured.write(file_of(format, folder), format, seconds=COMPILE_SECONDS)
         except UserError as error:
             yield format, {"refused": str(error)}
         else:
@@ -209,7 +212,7 @@ class RowProcess:
             else:
                 self._process.kill()
                 late = {"refused": f"not finished after {limit / 60:.0f} minutes"}
-                self.formats = {format: late for format in FORMATS} | self.formats
+                self.formats = dict.fromkeys(written_formats(quick), late) | self.formats
         except EOFError:
             self._process.join()
             if self._process.exitcode:

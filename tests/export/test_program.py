@@ -93,6 +93,18 @@ def test_a_capture_that_does_not_end_is_refused() -> None:
         capture_model(Endless(), dynamic=("batch", "size"), preprocess=PLAIN, seconds=0.5)
 
 
+def test_a_compilation_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*args: object, **options: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", endless)
+    captured = capture_model(Net(), dynamic=("batch",), preprocess=PLAIN)
+    with pytest.raises(UserError, match=r"has not compiled this model after 0\.5 seconds; leave size out"):
+        captured.write(tmp_path / "model.pt2", "aoti", seconds=0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_program_holds_its_metadata(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     made = visualtokens.export(Net(), path, preprocess=PLAIN, classes=["a", "b"])

@@ -26,8 +26,8 @@ def deletion(
 ) -> Floats:
     """``(steps + 1,)``: the probability while pixels turn grey, hottest first (RISE, Sec. 4.3).
 
-    ``x (3, H, W)`` is normalised, so 0 is the mean colour. With a faithful map the curve falls early. ``ends``
-    are the first and the last probability, if known: they do not depend on the map.
+    ``x (3, H, W)`` is normalised, so 0 is the mean colour. With a faithful map the curve falls early.
+    ``ends`` are the first and the last probability, if known: they do not depend on the map.
     """
     return _curve(probability, x, torch.zeros_like(x), heat, steps=steps, batch=batch, ends=ends)
 

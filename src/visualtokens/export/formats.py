@@ -16,8 +16,12 @@ import torch
 from visualtokens.errors import UserError, unknown
 from visualtokens.export.metadata import ENTRY, KEY, Metadata
 from visualtokens.files import one_line
+from visualtokens.processes import time_limit
 
 OPSET = 20  # of ONNX
+# Most packages are compiled within 5 minutes, but formulas of shapes with a dynamic size can take much
+# longer: those of stvit_base took more than 15 minutes.
+COMPILE_SECONDS = 1800
 END = 2**63 - 1  # of a slice without one
 
 
@@ -37,8 +41,10 @@ def format_of(path: Path, format: str | None) -> str:
     return kind
 
 
-def save_program(program: torch.export.ExportedProgram, file: Path, metadata: Metadata) -> None:
-    """Write a captured program and its metadata into a file."""
+def save_program(
+    program: torch.export.ExportedProgram, file: Path, metadata: Metadata, *, seconds: float = COMPILE_SECONDS
+) -> None:
+    """Write a captured program and its metadata into a file; compiling may take that many ``seconds``."""
     text = metadata.to_json()
     with quiet():
         if metadata.format == "onnx":
@@ -46,7 +52,7 @@ def save_program(program: torch.export.ExportedProgram, file: Path, metadata: Me
         elif metadata.format == "pt2":
             torch.export.save(program, file, extra_files={ENTRY: text})
         else:
-            _save_compiled(program, file, text)
+            _save_compiled(program, file, text, seconds)
 
 
 def _save_onnx(program: torch.export.ExportedProgram, file: Path, input_name: str, text: str) -> None:
@@ -147,11 +153,17 @@ def _optimize(model: Any) -> None:
     common.NameFixPass()(model)
 
 
-def _save_compiled(program: torch.export.ExportedProgram, file: Path, text: str) -> None:
+def _save_compiled(program: torch.export.ExportedProgram, file: Path, text: str, seconds: float) -> None:
     from torch._inductor import aoti_compile_and_package
 
     try:
-        aoti_compile_and_package(program, package_path=str(file))
+        with time_limit(seconds):
+            aoti_compile_and_package(program, package_path=str(file))
+    except TimeoutError as error:
+        raise UserError(
+            f"AOTInductor has not compiled this model after {seconds:g} seconds; leave size out of dynamic "
+            "or choose format onnx"
+        ) from error
     except Exception as error:
         if not is_of_torch(error):
             raise

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 import visualtokens
 from visualtokens.errors import UserError, unknown
-from visualtokens.export.formats import format_of, is_of_torch, quiet, require_onnx, root_cause, save_program
+from visualtokens.export.formats import (
+    COMPILE_SECONDS,
+    format_of,
+    is_of_torch,
+    quiet,
+    require_onnx,
+    root_cause,
+    save_program,
+)
 from visualtokens.export.metadata import DYNAMIC, VERSION, Metadata, source_of
 from visualtokens.export.verification import check_deterministic, largest_difference
 from visualtokens.files import json_ready, one_line, write_atomically
@@ -82,9 +90,18 @@ class Captured:
     metadata: Metadata  # its format is that of the program
 
     def write(
-        self, path: Path, format: str, *, tolerance: float = TOLERANCE, images: Tensor | None = None
+        self,
+        path: Path,
+        format: str,
+        *,
+        tolerance: float = TOLERANCE,
+        images: Tensor | None = None,
+        seconds: float = COMPILE_SECONDS,
     ) -> Exported:
-        """Write a file and compare its answers with those of the model."""
+        """Write a file and compare its answers with those of the model.
+
+        A package that takes longer than ``seconds`` to compile is refused.
+        """
         metadata = dataclasses.replace(self.metadata, format=format)
         found: list[tuple[float, int]] = []
 
@@ -92,7 +109,7 @@ class Captured:
             # torch takes .pt2 files only
             file = temporary.with_name(f"{temporary.name}{path.suffix}")
             try:
-                save_program(self.program, file, metadata)
+                save_program(self.program, file, metadata, seconds=seconds)
                 found.append(
                     largest_difference(
                         file, metadata, self.module, images=images, statistics=self.served.statistics
