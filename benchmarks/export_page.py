@@ -16,7 +16,7 @@ HEAD = """# Exported models
 
 Every registered model, and DeiT-S with every reduction method (schedule `deit_small/3`), in every
 [format](guides/export.md#formats). The first row of a model is its own size with a dynamic batch, the second
-another, non-square size with dynamic batch, height and width.
+another, non-square size with dynamic batch, height and width (multiples of 32 for STViT).
 
 - The first table of a family has the **largest difference** between the answers of the file and of the model,
   in float32, on random images in batches of 1, 2 and 5, with a dynamic size in three sizes. Files above 1e-4
@@ -24,9 +24,10 @@ another, non-square size with dynamic batch, height and width.
 - The second has **images/s**: medians of one interleaved run of the model, the model under `torch.compile`
   and the three files, {threads} threads, one image at a time. Compare within a row: rows come from several
   machines. Weights are random; the speed does not depend on them.
-
-What is missing is not measured yet: compiling takes 2 to 10 minutes for each row.
 """
+
+
+MISSING = "What is missing is not measured yet: compiling takes 2 to 10 minutes for each row.\n"
 
 
 def page(found: dict[str, Any]) -> str:
@@ -34,11 +35,18 @@ def page(found: dict[str, Any]) -> str:
     rows: list[Row] = [row for row in found["rows"] if row["formats"]]
     parts = [
         HEAD.format(threads=found["threads"]),
+        *([] if all(map(_is_whole, rows)) else [MISSING]),
         *_summary(rows),
     ]
     for family in dict.fromkeys(row["family"] for row in rows):
         parts += ["", f"## {family}", *_family([row for row in rows if row["family"] == family])]
     return "\n".join(parts) + "\n"
+
+
+def _is_whole(row: Row) -> bool:
+    """Whether every format was tried, and every file timed."""
+    written = [format for format in FORMATS if "refused" not in row["formats"].get(format, {})]
+    return not written or set(written) <= set(row.get("images_per_second", ()))
 
 
 def _summary(rows: list[Row]) -> Iterator[str]:

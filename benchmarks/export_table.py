@@ -60,6 +60,7 @@ THREADS = 2
 TOGETHER = 8  # rows that are prepared before they are timed
 ROUNDS, TURN, RETRIES = 6, 0.1, 0  # turns are of 0.1 seconds
 CAPTURE_SECONDS, COMPILE_SECONDS = 300, 600  # what takes longer is refused
+MULTIPLES = {"STViT": 32}  # of varying heights and widths; the padding of others takes hours to compile
 SPEED = "images_per_second"
 COMPILED = ("aoti", "compiled")  # what takes minutes for each row
 Measured = dict[str, Any]
@@ -146,8 +147,10 @@ def write_files(
 ) -> Iterator[tuple[str, Measured]]:
     """Yield each format with the largest difference from the model and the size, or why it is refused."""
     try:
-        dynamic = ("batch",) if row.size == "own" else ("batch", "size")
-        captured = capture_model(model, dynamic=dynamic, seconds=CAPTURE_SECONDS)
+        varying: dict[str, Any] = {"dynamic": ("batch",)}
+        if row.size == "other":
+            varying = {"dynamic": ("batch", "size"), "multiple": MULTIPLES.get(row.family)}
+        captured = capture_model(model, **varying, seconds=CAPTURE_SECONDS)
     except UserError as error:
         yield from ((format, {"refused": str(error)}) for format in FORMATS)  # none is written of it
         return

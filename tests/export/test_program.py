@@ -70,6 +70,37 @@ def test_size_may_vary(tmp_path: Path) -> None:
     assert np.allclose(run_onnx(path, images.numpy()), Net()(images).detach().numpy(), atol=1e-6)
 
 
+class Padded(nn.Module):
+    """A model that is wrong for sides that are no multiples of 20."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2] // 20 * 20, x.shape[3] // 20 * 20
+        return x[:, :, :height, :width].unflatten(2, (-1, 20)).unflatten(4, (-1, 20)).mean((3, 5)).sum((2, 3))
+
+
+def shapes(model: nn.Module, *, multiple: int) -> str:
+    """The formulas of the shapes in the program of a model with a dynamic size."""
+    dynamic = ("batch", "size")
+    program = capture_model(model, dynamic=dynamic, multiple=multiple, preprocess=PLAIN).program
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "call_function"]
+    return " ".join(str(tuple(value.shape)) for value in values if isinstance(value, Tensor))
+
+
+def test_sizes_are_multiples_of_the_given_number(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    options = dict(preprocess=PLAIN, dynamic=("batch", "size"))
+    made = visualtokens.export(Padded(), path, multiple=20, **options)
+    assert made.metadata.multiple == read_metadata(path).multiple == 20
+    images = torch.randn(2, 3, 60, 100)
+    assert np.allclose(run_onnx(path, images.numpy()), Padded()(images).numpy(), atol=1e-5)
+    assert "//" not in shapes(Padded(), multiple=20)
+    assert "//" in shapes(Padded(), multiple=1)
+    with pytest.raises(UserError, match="multiple=0 is not from 1 to 512"):
+        visualtokens.export(Padded(), path, multiple=0, **options)
+    with pytest.raises(UserError, match="multiple=32 is that of heights and widths that vary; add size"):
+        visualtokens.export(Padded(), path, multiple=32, preprocess=PLAIN)
+
+
 def test_size_of_a_vit_may_vary_in_onnx_only(tmp_path: Path) -> None:
     sizes = dict(img_size=64, patch_size=16, embed_dim=16, depth=1, num_heads=2, num_classes=3)
     vit = VisionTransformer(**sizes, dynamic_img_size=True).eval()
@@ -100,7 +131,7 @@ def test_a_compilation_that_does_not_end_is_refused(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", endless)
     captured = capture_model(Net(), dynamic=("batch",), preprocess=PLAIN)
-    with pytest.raises(UserError, match=r"has not compiled this model after 0\.5 seconds; leave size out"):
+    with pytest.raises(UserError, match=r"not compiled this model after 0\.5 seconds; with a dynamic size"):
         captured.write(tmp_path / "model.pt2", "aoti", seconds=0.5)
     assert list(tmp_path.iterdir()) == []
 

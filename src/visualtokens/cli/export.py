@@ -44,6 +44,10 @@ class ExportConfig:
     dynamic: str = "batch"
     """Axes of the input that may vary: batch, 'batch,size', size or none."""
 
+    multiple: int | None = None
+    """Height and width are multiples of this number, if they may vary: packages of models that pad their
+    maps compile much faster with 32. By default any size, as far as torch captures it."""
+
     half: bool = False
     """Compute in float16; inputs and outputs stay float32."""
 
@@ -90,6 +94,7 @@ def run(config: ExportConfig) -> Result:
         out,
         format=config.format,
         dynamic=axes,
+        multiple=config.multiple,
         half=config.half,
         with_preprocess=config.with_preprocess,
         tolerance=config.tolerance,
@@ -154,7 +159,7 @@ VERB = Verb(
     example="vtok export --checkpoint run/ --out model.onnx",
     groups={
         "model": ("checkpoint", "model", "weights"),
-        "file": ("out", "format", "dynamic", "half", "with_preprocess"),
+        "file": ("out", "format", "dynamic", "multiple", "half", "with_preprocess"),
         "comparison": ("images", "tolerance"),
     },
 )

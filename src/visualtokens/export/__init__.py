@@ -46,6 +46,7 @@ def export(
     *,
     format: Format | None = None,
     dynamic: Sequence[str] = ("batch",),
+    multiple: int | None = None,
     half: bool = False,
     with_preprocess: bool = False,
     preprocess: Any = None,
@@ -63,6 +64,8 @@ def export(
     compiled for this machine by AOTInductor, also ``.pt2``); by default that of the ending of ``path``.
 
     ``dynamic`` are the axes of the input that may vary: ``"batch"``, and ``"size"`` for height and width.
+    These are multiples of ``multiple``; by default of 1, or of 32 for models that torch cannot capture
+    otherwise. A larger one makes a model that pads its maps simpler, and its package much faster to compile.
     ``half`` computes in float16; inputs and outputs stay float32. ``with_preprocess`` makes the file take
     pixels ``(B, H, W, 3)`` from 0 to 255 (uint8), which it normalises itself.
 
@@ -80,6 +83,7 @@ def export(
         Path(path),
         format=format,
         dynamic=dynamic,
+        multiple=multiple,
         half=half,
         with_preprocess=with_preprocess,
         preprocess=preprocess,

@@ -161,8 +161,8 @@ def _save_compiled(program: torch.export.ExportedProgram, file: Path, text: str,
             aoti_compile_and_package(program, package_path=str(file))
     except TimeoutError as error:
         raise UserError(
-            f"AOTInductor has not compiled this model after {seconds:g} seconds; leave size out of dynamic "
-            "or choose format onnx"
+            f"AOTInductor has not compiled this model after {seconds:g} seconds; with a dynamic size, give "
+            "multiple=32, or choose format onnx"
         ) from error
     except Exception as error:
         if not is_of_torch(error):

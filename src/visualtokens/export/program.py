@@ -23,7 +23,7 @@ from visualtokens.export.formats import (
     root_cause,
     save_program,
 )
-from visualtokens.export.metadata import DYNAMIC, VERSION, Metadata, source_of
+from visualtokens.export.metadata import DYNAMIC, MAX_SIDE, VERSION, Metadata, source_of
 from visualtokens.export.verification import check_deterministic, largest_difference
 from visualtokens.files import json_ready, one_line, write_atomically
 from visualtokens.modes import eval_mode
@@ -32,7 +32,8 @@ from visualtokens.tasks import Checkpoint
 from visualtokens.tasks.timm_models import class_names, preprocess_for
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 0.05
-MULTIPLES = (1, 32)  # of height and width; most pyramids halve the image five times
+MULTIPLES = (1, 32)  # of height and width, in this order; most pyramids halve the image five times
+MAX_MULTIPLE = 512
 # A capture ends within a minute or two, or not for hours: torch simplifies the formulas of the shapes, which
 # grow from block to block if windows are padded.
 CAPTURE_SECONDS = 600
@@ -55,6 +56,7 @@ def export_model(
     *,
     format: str | None,
     dynamic: Sequence[str],
+    multiple: int | None,
     half: bool,
     with_preprocess: bool,
     preprocess: Any,
@@ -72,6 +74,7 @@ def export_model(
     captured = capture_model(
         model,
         dynamic=dynamic,
+        multiple=multiple,
         half=half,
         with_preprocess=with_preprocess,
         preprocess=preprocess,
@@ -130,6 +133,7 @@ def capture_model(
     model: nn.Module | Checkpoint,
     *,
     dynamic: Sequence[str],
+    multiple: int | None = None,
     half: bool = False,
     with_preprocess: bool = False,
     preprocess: Any = None,
@@ -143,13 +147,21 @@ def capture_model(
     for axis in dynamic:
         if axis not in DYNAMIC:
             raise unknown("dynamic axis", axis, DYNAMIC)
+    if multiple is not None:
+        if "size" not in dynamic:
+            raise UserError(
+                f"multiple={multiple} is that of heights and widths that vary; add size to dynamic"
+            )
+        if not 1 <= multiple <= MAX_MULTIPLE:
+            raise UserError(f"multiple={multiple} is not from 1 to {MAX_MULTIPLE}")
     source = _source(model, preprocess, classes)
     module, size = source.module, source.size
     with eval_mode(module), torch.no_grad():
         check_deterministic(module, size)
         statistics = _statistics(source.preprocess) if with_preprocess else None
         served = Served(module, half=half, statistics=statistics).eval()
-        program, multiple = capture(served, size, dynamic=dynamic, seconds=seconds)
+        multiples = MULTIPLES if multiple is None else (multiple,)
+        program, found = capture(served, size, dynamic=dynamic, multiples=multiples, seconds=seconds)
     metadata = Metadata(
         version=VERSION,
         library=visualtokens.__version__,
@@ -160,7 +172,7 @@ def capture_model(
         input=_input_name(served),
         size=list(size),
         dynamic=list(dynamic),
-        multiple=multiple,
+        multiple=found,
         half=half,
         source=json_ready(source.described),
     )
@@ -255,11 +267,19 @@ def _half_copy(model: nn.Module) -> nn.Module:
 
 
 def capture(
-    served: Served, size: tuple[int, int], *, dynamic: Sequence[str], seconds: float = CAPTURE_SECONDS
+    served: Served,
+    size: tuple[int, int],
+    *,
+    dynamic: Sequence[str],
+    multiples: Sequence[int] = MULTIPLES,
+    seconds: float = CAPTURE_SECONDS,
 ) -> tuple[torch.export.ExportedProgram, int]:
-    """Return the program of the model, and the number that heights and widths must be multiples of."""
+    """Return the program of the model, and the number that heights and widths must be multiples of.
+
+    It is the first of ``multiples`` with which torch captures the model.
+    """
     first: Exception | None = None
-    for multiple in MULTIPLES if "size" in dynamic else MULTIPLES[:1]:
+    for multiple in multiples if "size" in dynamic else (1,):
         height, width = example_size(size, multiple) if "size" in dynamic else size
         pixels = served.statistics is not None
         count = 2 if "batch" in dynamic else 1
@@ -294,14 +314,14 @@ def _dynamic_shapes(dynamic: Sequence[str], multiple: int, *, first_side: int) -
         axes[0] = torch.export.Dim.DYNAMIC
     if "size" in dynamic:
         for axis, name in ((first_side, "height"), (first_side + 1, "width")):
-            least = torch.export.Dim(name, min=2, max=8192 // multiple)
+            least = torch.export.Dim(name, min=2, max=MAX_SIDE // multiple)
             axes[axis] = torch.export.Dim.DYNAMIC if multiple == 1 else multiple * least
     return (axes,)
 
 
 def example_size(size: tuple[int, int], multiple: int) -> tuple[int, int]:
     """Return a size near the model's own that is not square, so that no axis is taken for the other."""
-    step = max(multiple, 32)
+    step = -(-32 // multiple) * multiple
     height, width = (max(2 * step, round(side / step) * step) for side in size)
     return (height, width + step) if height == width else (height, width)
 
