@@ -16,8 +16,8 @@ HEAD = """# Exported models
 
 Every registered model, and DeiT-S with every reduction method (schedule `deit_small/3`), in every
 [format](guides/export.md#formats). The first row of a model is its own size with a dynamic batch, the second
-another, non-square size with dynamic batch, height and width (multiples of 32 for
-PaCa-ViT and STViT).
+another, non-square size with dynamic batch, height and width (for PaCa-ViT and
+STViT multiples of 32, or of 16 for models of 32×32 images).
 
 - The first table of a family has the **largest difference** between the answers of the file and of the model,
   in float32, on random images in batches of 1, 2 and 5, with a dynamic size in three sizes. Files above 1e-4

@@ -42,6 +42,13 @@ def test_program_is_written(vtok: Vtok, checkpoint: Path, folder: Path, tmp_path
 
 def test_named_models_are_exported(vtok: Vtok, tmp_path: Path) -> None:
     out = tmp_path / "model.pt2"
+    sizes = ("--dynamic", "batch,size", "--multiple", "16")
+    code, text, _ = vtok("export", "--model", "paca_vit_nano", "--out", out, *sizes)
+    assert code == 0
+    assert text.splitlines()[2:] == [
+        "height and width: multiples of 16",
+        "The weights are random; see --weights.",
+    ]
     code, text, _ = vtok("export", "--model", "paca_vit_nano", "--out", out, "--json")
     document = json.loads(text)
     assert code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -18,7 +19,7 @@ import visualtokens
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError
 from visualtokens.export import read_metadata, verification
-from visualtokens.export.program import capture_model
+from visualtokens.export.program import Captured, capture_model
 
 PLAIN = Preprocess((16, 16), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 
@@ -81,24 +82,41 @@ class Padded(nn.Module):
 def shapes(model: nn.Module, *, multiple: int) -> str:
     """The formulas of the shapes in the program of a model with a dynamic size."""
     dynamic = ("batch", "size")
-    program = capture_model(model, dynamic=dynamic, multiple=multiple, preprocess=PLAIN).program
+    preprocess = replace(PLAIN, size=(60, 100))
+    program = capture_model(model, dynamic=dynamic, multiple=multiple, preprocess=preprocess).program
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "call_function"]
     return " ".join(str(tuple(value.shape)) for value in values if isinstance(value, Tensor))
 
 
 def test_sizes_are_multiples_of_the_given_number(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    options = dict(preprocess=PLAIN, dynamic=("batch", "size"))
+    options = dict(preprocess=replace(PLAIN, size=(60, 100)), dynamic=("batch", "size"))
     made = visualtokens.export(Padded(), path, multiple=20, **options)
     assert made.metadata.multiple == read_metadata(path).multiple == 20
     images = torch.randn(2, 3, 60, 100)
     assert np.allclose(run_onnx(path, images.numpy()), Padded()(images).numpy(), atol=1e-5)
     assert "//" not in shapes(Padded(), multiple=20)
     assert "//" in shapes(Padded(), multiple=1)
-    with pytest.raises(UserError, match="multiple=0 is not from 1 to 512"):
-        visualtokens.export(Padded(), path, multiple=0, **options)
+    for wrong in (0, 31):
+        with pytest.raises(UserError, match=f"multiple={wrong} is not from 1 to 30, for a model of 60×100"):
+            visualtokens.export(Padded(), path, multiple=wrong, **options)
     with pytest.raises(UserError, match="multiple=32 is that of heights and widths that vary; add size"):
         visualtokens.export(Padded(), path, multiple=32, preprocess=PLAIN)
+
+
+def test_sizes_of_packages_are_multiples_of_32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only by default, and only of packages; smaller ones of small images."""
+    monkeypatch.setattr(Captured, "write", lambda self, *args, **options: self.metadata.multiple)
+
+    def multiple(size: tuple[int, int] = (224, 224), **options: Any) -> Any:
+        preprocess = replace(PLAIN, size=size)
+        return visualtokens.export(Net(), tmp_path / "model.pt2", preprocess=preprocess, **options)
+
+    dynamic = ("batch", "size")
+    assert multiple(format="aoti", dynamic=dynamic) == 32
+    assert multiple((32, 48), format="aoti", dynamic=dynamic) == 16
+    assert multiple(format="aoti", dynamic=dynamic, multiple=20) == 20
+    assert multiple(format="aoti") == multiple(format="pt2", dynamic=dynamic) == 1
 
 
 def test_size_of_a_vit_may_vary_in_onnx_only(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ class ExportConfig:
     """Axes of the input that may vary: batch, 'batch,size', size or none."""
 
     multiple: int | None = None
-    """Height and width are multiples of this number, if they may vary: packages of models that pad their
-    maps compile much faster with 32. By default any size, as far as torch captures it."""
+    """Heights and widths that vary are multiples of this number: by default 32 for aoti, which makes its
+    code faster, else 1, as far as torch captures the model."""
 
     half: bool = False
     """Compute in float16; inputs and outputs stay float32."""
@@ -146,6 +146,8 @@ def _text(config: ExportConfig, made: Exported) -> str:
         f"{name}: {made.bytes / 1e6:,.1f} MB, format {made.metadata.format}",
         f"largest difference from the model: {made.difference:.2g} on {made.compared} images",
     ]
+    if made.metadata.multiple > 1:
+        lines.append(f"height and width: multiples of {made.metadata.multiple}")
     if config.model is not None and config.weights is None:
         lines.append("The weights are random; see --weights.")
     if made.metadata.format == "onnx" and made.metadata.task is not None:

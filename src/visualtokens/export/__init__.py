@@ -64,8 +64,8 @@ def export(
     compiled for this machine by AOTInductor, also ``.pt2``); by default that of the ending of ``path``.
 
     ``dynamic`` are the axes of the input that may vary: ``"batch"``, and ``"size"`` for height and width.
-    These are multiples of ``multiple``; by default of 1, or of 32 for models that torch cannot capture
-    otherwise. A larger one makes a model that pads its maps simpler, and its package much faster to compile.
+    These are multiples of ``multiple``: by default of 1, but of 32 in AOTInductor packages, whose code is
+    faster without formulas for padding, and for models that torch cannot capture otherwise.
     ``half`` computes in float16; inputs and outputs stay float32. ``with_preprocess`` makes the file take
     pixels ``(B, H, W, 3)`` from 0 to 255 (uint8), which it normalises itself.
 

@@ -19,8 +19,7 @@ from visualtokens.files import one_line
 from visualtokens.processes import time_limit
 
 OPSET = 20  # of ONNX
-# Most packages are compiled within 5 minutes, but formulas of shapes with a dynamic size can take much
-# longer: those of stvit_base took more than 15 minutes.
+# Most packages are compiled within 5 minutes, but formulas of the shapes of padded maps can take hours.
 COMPILE_SECONDS = 1800
 END = 2**63 - 1  # of a slice without one
 
@@ -162,7 +161,7 @@ def _save_compiled(program: torch.export.ExportedProgram, file: Path, text: str,
     except TimeoutError as error:
         raise UserError(
             f"AOTInductor has not compiled this model after {seconds:g} seconds; with a dynamic size, give "
-            "multiple=32, or choose format onnx"
+            "a larger multiple, or choose format onnx"
         ) from error
     except Exception as error:
         if not is_of_torch(error):
