@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -358,6 +359,10 @@ def _refusal(model: nn.Module, dynamic: Sequence[str], error: Exception | None) 
 
 
 def _check_difference(difference: float, limit: float, path: Path) -> None:
+    if math.isinf(difference):
+        raise UserError(
+            f"answers of the model or of {path} are not finite on the images compared; it is not written"
+        )
     if not difference <= limit:
         raise UserError(
             f"{path} would differ from the model by {difference:.2g}, which is more than the tolerance of "
