@@ -212,6 +212,21 @@ def test_wrong_file_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     visualtokens.export(Net(), path, preprocess=PLAIN, tolerance=0.1)
 
 
+def test_a_file_that_fails_is_refused_without_its_temporary_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(file: Path, metadata: Any) -> Any:
+        def answer(images: Tensor) -> Tensor:
+            raise UserError(f"{file} cannot be run: no memory")
+
+        return answer
+
+    monkeypatch.setattr(verification, "_open", broken)
+    expected = r"^the file would fail on images of \(1, 3, 16, 16\): cannot be run: no memory; choose"
+    with pytest.raises(UserError, match=expected):
+        visualtokens.export(Net(), tmp_path / "model.pt2", preprocess=PLAIN)
+
+
 def test_nan_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         verification, "_open", lambda file, metadata: lambda images: Net()(images) * torch.nan

@@ -43,8 +43,9 @@ def largest_difference(
             hint = f"choose format {'pt2' if metadata.format == 'onnx' else 'onnx'}"
             if "size" in metadata.dynamic:
                 hint = f"leave size out of dynamic or {hint}"
+            reason = one_line(error).removeprefix(f"{file} ")  # a temporary name
             raise UserError(
-                f"the file would fail on images of {tuple(batch.shape)}: {one_line(error)}; {hint}"
+                f"the file would fail on images of {tuple(batch.shape)}: {reason}; {hint}"
             ) from error
         if found.shape != expected.shape:
             raise UserError(
