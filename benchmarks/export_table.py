@@ -152,7 +152,7 @@ def write_files(
             varying = {"dynamic": ("batch", "size"), "any_size": row.family not in PADDED}
         captured = capture_model(model, **varying, seconds=CAPTURE_SECONDS)
     except UserError as error:
-        yield from ((format, {"refused": str(error)}) for format in FORMATS)  # none is written of it
+        yield from ((format, {"refused": str(error)}) for format in FORMATS)
         return
     for format in formats:
         try:

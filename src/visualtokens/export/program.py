@@ -34,8 +34,8 @@ from visualtokens.tasks.timm_models import class_names, preprocess_for
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 0.05
 # Most pyramids halve the image five times. With any size, the package of paca_vit_b0 has 0.5 times the
-# images/s of the model, with multiples of 32 1.2 times; that of stvit_small takes more than 15 minutes to
-# compile instead of 90 seconds.
+# images/s of the model, with multiples of 32 1.2 times; stvit_base was still compiling when its export was
+# stopped after 15 minutes.
 MULTIPLE = 32
 LEAST = 2  # multiples in a varying side: torch treats sizes of 1 as constant
 # A capture ends within a minute or two, or not for hours: torch simplifies the formulas of the shapes, which
