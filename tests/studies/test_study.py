@@ -75,6 +75,15 @@ def test_stages_come_before_the_runs_that_need_them() -> None:
     assert stages.count("deit_64") == stages.count("search_64_mid") == 3  # for each seed
 
 
+def test_bfloat16_is_that_of_every_training() -> None:
+    """Stages and arms train in bfloat16; no run in float32 counts as one of them."""
+    study = find_study("pooling-qk")
+    jobs, others = all_jobs([study.in_bfloat16()], None), all_jobs([study], None)
+    assert all(job.options["bf16"] for job in jobs)
+    assert len(jobs) == len(others)
+    assert not {job.key for job in jobs} & {job.key for job in others}
+
+
 def test_seeds_are_interleaved(tiny: Study) -> None:
     assert list(arm_jobs(tiny, range(2))) == [("narrow", 0), ("wide", 0), ("narrow", 1), ("wide", 1)]
 

@@ -42,6 +42,10 @@ class ReproduceConfig:
     pets: str | None = None
     """Folder of Oxford-IIIT Pets with trimaps, for the studies that need it."""
 
+    bf16: bool = False
+    """Train in bfloat16 mixed precision, about twice as fast on a processor with AVX512_BF16 or AMX. Runs in
+    float32 are not taken over."""
+
     workers: int | None = None
     """Runs at once, of one thread each; by default one per core."""
 
@@ -56,11 +60,16 @@ def run(config: ReproduceConfig) -> Result:
     """List the studies, or run those that are named."""
     if not config.studies:
         return _list(config)
-    studies = [find_study(name) for name in config.studies]
+    studies = [_find(config, name) for name in config.studies]
     paths = {"cifar": config.cifar, "pets": config.pets}
     for name in needed_paths(studies):
         data_spec(name, paths)
     return _run(config, studies, paths)
+
+
+def _find(config: ReproduceConfig, name: str) -> Study:
+    study = find_study(name)
+    return study.in_bfloat16() if config.bf16 else study
 
 
 def _list(config: ReproduceConfig) -> Result:
@@ -68,7 +77,7 @@ def _list(config: ReproduceConfig) -> Result:
 
     rows, document = [], []
     for name in study_names():
-        study = find_study(name)
+        study = _find(config, name)
         jobs = all_jobs([study], config.seeds)
         done = sum(job.record(Path(config.out)) is not None for job in jobs)
         state = f"{done} of {len(jobs)} runs" if done else "not started"

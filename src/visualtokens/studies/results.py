@@ -11,7 +11,7 @@ from visualtokens.files import json_ready, read_json, write_atomically, write_co
 from visualtokens.progress import count
 from visualtokens.studies.jobs import arm_jobs
 from visualtokens.studies.statistics import CONFIRMED, CONTRADICTED, interval, mean_sd, verdict
-from visualtokens.studies.study import Comparison, Study, needed_paths
+from visualtokens.studies.study import BF16, Comparison, Study, needed_paths
 from visualtokens.tables import metric_name, table
 
 TRAIN = "train_"  # prefix of the metrics on training images
@@ -54,7 +54,9 @@ def collect(study: Study, out: Path, *, seeds: int | None = None) -> Result | No
 
 def _command(study: Study) -> str:
     paths = {"cifar": "--cifar FILE", "pets": "--pets FOLDER"}
-    return " ".join([f"vtok reproduce {study.name}", *(paths[name] for name in needed_paths([study]))])
+    bf16 = ["--bf16"] if study.recipe.get(BF16) else []
+    given = (paths[name] for name in needed_paths([study]))
+    return " ".join([f"vtok reproduce {study.name}", *given, *bf16])
 
 
 def _figures(record: dict[str, Any]) -> Result:

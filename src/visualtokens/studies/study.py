@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[1] / "recipes" / "studies"
 STAGES = "stages.yaml"  # trainings that several studies start from
 SEARCH = "search"  # of a stage: λ of the search for a schedule
 PER_SEED = "per_seed"  # of a stage: trained once for each seed, not once for all
+BF16 = "bf16"  # of `vtok train`; every training of a study has the same
 INSERT = "insert"  # of an arm: evaluate the model with the weights of its stage, without training
 OWN_OPTIONS = (SEARCH, PER_SEED, INSERT)  # those that are not of `vtok train`
 # The data of the studies: the option that gives their path, and how `vtok train --data` takes it.
@@ -92,6 +93,11 @@ class Study:
     def options(self, arm: str) -> Options:
         """Return the options of an arm with those of the recipe."""
         return merged(self.recipe, self.arms[arm])
+
+    def in_bfloat16(self) -> Study:
+        """Return the study with all trainings, those of stages too, in bfloat16 mixed precision."""
+        stages = {name: options | {BF16: True} for name, options in self.stages.items()}
+        return replace(self, recipe=self.recipe | {BF16: True}, stages=stages)
 
     def check(self, options: Options) -> None:
         """Raise :class:`UserError` for options that cannot be trained with."""
