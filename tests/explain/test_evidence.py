@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError
-from visualtokens.explain.evidence import Probe, gradient_map, path_cost, path_map, relevance_map
+from visualtokens.explain.evidence import (
+    PAIRS,
+    Probe,
+    _random_halves,
+    gradient_map,
+    path_cost,
+    path_map,
+    relevance_map,
+)
 
 
 class Linear(nn.Module):
@@ -88,7 +96,44 @@ def test_the_path_finds_what_one_pass_misses() -> None:
     found = path_map(model, x, model, steps=4)
     assert found is not None
     assert np.argsort(-found.ravel())[:2].tolist() == [5, 11]
-    assert path_cost(4) == 16
+    assert path_cost(4) == 46
+
+
+class Enough(nn.Module):
+    """The score is 1 as soon as enough of four bright patches are shown: hiding one changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 1, 4, 4, bias=False)
+        nn.init.ones_(self.embed.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.embed(x).flatten(1).sum(1) / 144).clamp(max=1)
+
+
+def test_halves_find_what_the_whole_image_has_too_much_of() -> None:
+    """At the whole image, all gradients are 0; with half of the patches hidden, they are not."""
+    model, x = Enough(), torch.zeros(3, 16, 16)
+    bright = torch.zeros(16)
+    bright[[1, 6, 8, 15]] = 1.0
+    x += bright.view(4, 4).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    assert not gradient_map(model, x, model).any()
+    found = path_map(model, x, model)
+    assert found is not None
+    assert sorted(np.argsort(-found.ravel())[:4].tolist()) == [1, 6, 8, 15]
+
+
+def test_a_score_that_no_patch_changes() -> None:
+    model = Linear()
+    assert path_map(model, torch.randn(3, 16, 16), lambda images: 0 * model(images)[:, 0]) is None
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (5, 3), (20, 40)])
+def test_every_patch_is_shown_in_half_of_the_halves(grid: tuple[int, int]) -> None:
+    halves = np.stack(list(_random_halves(grid, seed=1)))
+    assert (halves.sum(0) == PAIRS).all()
+    assert len({half.tobytes() for half in halves}) == 2 * PAIRS
+    assert (halves == np.stack(list(_random_halves(grid, seed=1)))).all()
 
 
 def test_a_model_without_attention_and_maps() -> None:

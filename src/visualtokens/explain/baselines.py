@@ -83,11 +83,11 @@ def methods_for(model: nn.Module) -> list[str]:
 
 
 def path(model: nn.Module, setting: Setting) -> Saliency:
-    """The heat map of ``explain``: gradients and attention while the strongest patches are removed."""
+    """The heat map of ``explain``: gradients and attention while patches are hidden."""
 
     def saliency(x: Tensor, target: int) -> Floats:
         score = class_score(model, target, against=None, unit="log-odds")
-        heat = path_map(model, x, score)
+        heat = path_map(model, x, score, seed=setting.seed)
         if heat is None:
             raise UserError(f"{type(model).__name__} has neither attention nor feature maps; leave path out")
         return upsample(heat, *x.shape[1:])

@@ -1,12 +1,15 @@
-"""Maps from forward and backward passes: gradient × feature, attention relevance, and both along a path."""
+"""Maps of gradients: gradient × feature, attention relevance, and both while patches are hidden."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from visualtokens.errors import UserError
@@ -17,7 +20,11 @@ from visualtokens.explain.inputs import Score, as_batch
 from visualtokens.explain.layers import record_attention
 from visualtokens.modes import eval_mode
 
+Bools = NDArray[np.bool_]
+
 PASS = 3  # a forward and a backward pass, in forward passes
+PAIRS = 5  # of random halves of the image
+CELLS = 7  # a side, that the halves consist of, as in RISE (Petsiuk et al., 2018)
 STEPS = 4  # of the path
 REMOVED = 0.45  # share of the patches that the path removes in the end
 BEND = 1.25  # above 1: the first steps remove less
@@ -30,6 +37,12 @@ class Evidence:
     gradient: Tensor | None  # (h, w): gradient × (feature − that of an image in the mean colour), or None
     relevance: Tensor | None  # (h, w): rollout of gradient-weighted attention; None without attention
 
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """The finer grid of the two; None if there is neither."""
+        shapes = [tuple(one.shape) for one in (self.relevance, self.gradient) if one is not None]
+        return max(shapes, key=math.prod, default=None)
+
     def combined(self) -> Floats | None:
         """``(h, w)``: the mean of both on the finer grid, each with mean 0 and standard deviation 1.
 
@@ -38,8 +51,7 @@ class Evidence:
         maps = [one for one in (self.relevance, self.gradient) if one is not None and one.std() > 0]
         if not maps:
             return None
-        grid = max((tuple(one.shape) for one in maps), key=lambda shape: shape[0] * shape[1])
-        fine = [F.interpolate(one[None, None], size=grid, mode="bilinear")[0, 0] for one in maps]
+        fine = [F.interpolate(one[None, None], size=self.grid, mode="bilinear")[0, 0] for one in maps]
         return torch.stack([_standard(one) for one in fine]).mean(0).cpu().numpy()
 
 
@@ -112,42 +124,74 @@ def relevance_map(model: nn.Module, x: Tensor, score: Score) -> Floats:
     return found.cpu().numpy()
 
 
-def path_map(model: nn.Module, x: Tensor, score: Score, *, steps: int = STEPS) -> Floats | None:
-    """``(h, w)``: evidence while the strongest patches are removed step by step.
+def path_map(
+    model: nn.Module, x: Tensor, score: Score, *, steps: int = STEPS, seed: int = 0
+) -> Floats | None:
+    """``(h, w)``: evidence of patches beside random others, and while the strongest are removed step by step.
 
-    One pass sees only what the score depends on now. A second eye, or a second animal, matters once the first
-    is hidden. So the patches with the strongest evidence so far turn to the mean colour, the evidence for the
-    others is computed again, and so on for ``steps`` steps. The map is the sum of the first evidence and the
-    mean of the later ones, in which removed patches count as the strongest. None for a model with neither
-    attention nor feature maps. It costs :func:`path_cost` forward passes.
+    One pass over the whole image sees only what the score depends on now. A second eye, or a second animal,
+    matters once the first is hidden. So the evidence is that of several versions of the image, in which
+    hidden patches have the mean colour:
+
+    1. the mean of the whole image and of ``PAIRS`` random halves and their complements, each over the patches
+       that it shows;
+    2. the mean of ``steps`` steps of a path: the strongest patches so far are hidden, the evidence of the
+       others is computed again, and so on. Hidden patches count as the strongest.
+
+    The map is the sum of both. None for a model with neither attention nor feature maps, or if the score
+    depends on no patch. It costs :func:`path_cost` forward passes.
     """
     probe = Probe(model, x, score)
-    first = probe(x).combined()
-    if first is None:
+    grid = (evidence := probe(x)).grid
+    if grid is None:
         return None
+    whole = evidence.combined()
+
+    def shown(patches: Bools) -> Floats | None:
+        """The evidence with these patches only, with mean 0 and standard deviation 1 over them."""
+        pixels = torch.from_numpy(patches).to(x.device, torch.float32)
+        pixels = F.interpolate(pixels[None, None], size=tuple(x.shape[1:]), mode="nearest")[0] > 0
+        found = probe(torch.where(pixels, x, torch.zeros((), device=x.device))).combined()
+        if found is None or not patches.any():
+            return None
+        return (found - found[patches].mean()) / max(float(found[patches].std()), 1e-12)
+
+    total, times = np.zeros(grid, dtype=np.float32), np.zeros(grid, dtype=np.float32)
+    for patches in (np.ones(grid, dtype=bool), *_random_halves(grid, seed)):
+        found = whole if patches.all() else shown(patches)
+        if found is not None:
+            total[patches] += found[patches]
+            times[patches] += 1
+    if not total.any():
+        return None
+    first = total / np.maximum(times, 1)
     later = np.zeros_like(first)
     removed = np.zeros(first.shape, dtype=bool)
     strongest = first
     for step in range(1, steps + 1):
         removed |= _strongest(np.where(removed, np.inf, strongest), REMOVED * (step / steps) ** BEND)
-        hidden = torch.from_numpy(removed).to(x.device, torch.float32)
-        hidden = F.interpolate(hidden[None, None], size=tuple(x.shape[1:]), mode="nearest")[0] > 0
-        again = probe(torch.where(hidden, torch.zeros((), device=x.device), x)).combined()
+        again = shown(~removed)
         strongest = np.zeros_like(first) if again is None else again
-        left = strongest[~removed]
-        left = (left - left.mean()) / max(float(left.std()), 1e-12)
-        part = np.full(first.shape, left.max(), dtype=first.dtype)
-        part[~removed] = left
-        later += part / steps
+        later += np.where(removed, strongest[~removed].max(), strongest) / steps
     return first + later
 
 
 def path_cost(steps: int = STEPS) -> int:
-    """The forward passes that a path costs: one of a grey image, then one and a backward pass a step."""
-    return 1 + PASS * (1 + steps)
+    """The forward passes of :func:`path_map`: one of a grey image, the others with a backward pass."""
+    return 1 + PASS * (1 + 2 * PAIRS + steps)
 
 
-def _strongest(heat: Floats, share: float) -> np.ndarray:
+def _random_halves(grid: tuple[int, ...], seed: int) -> Iterator[Bools]:
+    """``PAIRS`` random halves of ``CELLS``×``CELLS`` cells, in patches ``(h, w)``, and their complements."""
+    rng = np.random.default_rng(seed)
+    for _ in range(PAIRS):
+        cells = torch.from_numpy(rng.random((CELLS, CELLS)) < 0.5).float()
+        half = F.interpolate(cells[None, None], size=grid, mode="nearest-exact")[0, 0].numpy() > 0
+        yield half
+        yield ~half
+
+
+def _strongest(heat: Floats, share: float) -> Bools:
     """``(h, w)``: the ``share`` of the patches with the largest values."""
     count = round(share * heat.size)
     chosen = np.zeros(heat.size, dtype=bool)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError, unknown
-from visualtokens.explain.evidence import STEPS, gradient_map, path_cost, path_map
+from visualtokens.explain.evidence import PASS, STEPS, gradient_map, path_cost, path_map
 from visualtokens.explain.explanation import Explanation, Variant
 from visualtokens.explain.hiding import Filler, Hide, make_game, pixel_labels
 from visualtokens.explain.importance import Floats, entropy, masked_probabilities, normalise, rank
@@ -92,9 +92,10 @@ def explain(
     "mean" colour, "black", "blur", "inpaint", or "tokens" to remove their tokens inside a vision transformer.
     ``budget`` is the number of forward passes, ``batch`` of them at a time; a smaller budget gives larger
     standard errors. The heat map of all patches, which :meth:`Explanation.saliency` returns, comes from
-    gradients and attention while the strongest patches are removed in ``path`` steps; with ``path=0`` it is
-    made of the regions' values. ``unit`` is that of the score: "probability" or "log-odds".
-    ``of="attention"`` lets "cluster" mask the patches that attend to each cluster.
+    gradients and attention while random halves of the image are hidden, and while the strongest patches are
+    removed in ``path`` steps; with ``path=0`` it is made of the regions' values. ``unit`` is that of the
+    score: "probability" or "log-odds". ``of="attention"`` lets "cluster" mask the patches that attend to
+    each cluster.
 
     The model's mode, device and gradients are left unchanged.
     """
@@ -210,14 +211,14 @@ def attribute(
         heat, passes = None, 0
         if method == "gradient":
             heat = gradient_map(model, x, score)  # (h, w)
-            passes = path_cost(0)
+            passes = 1 + PASS
             found = attribution(region_sums(heat, regions))
         elif method == "greedy":
             found = greedy(game, budget=budget)
         else:
             found = shapley(game, budget=budget, seed=seed)
         if path and method != "gradient":
-            heat = path_map(model, x, score, steps=path)
+            heat = path_map(model, x, score, steps=path, seed=seed)
             passes = 0 if heat is None else path_cost(path)
         full, empty, evaluations = game.full, game.empty, game.evaluations + passes
         only, without = _variants(game, found.order[:HIGHLIGHTED], inputs, regions.labels, hide)

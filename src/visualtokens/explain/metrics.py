@@ -17,8 +17,9 @@ Mask = NDArray[np.integer]  # (H, W): 1 foreground, 0 background, -1 undecided
 Probability = Callable[[Tensor], Tensor]  # (B, 3, H, W) → (B,)
 Ends = tuple[float, float]  # the first and the last probability of a curve
 
-# The blur of insertion, as shares of the longer side: 11 and 5 pixels at 224 (Petsiuk et al., 2018).
-BLUR_KERNEL, BLUR_SIGMA = 11 / 224, 5 / 224
+# The blur of insertion, as a share of the longer side: 20 pixels at 224. RISE has 5, cut off after 5 pixels,
+# which hides too little: the mean probability of 24 photos, 0.86, is 0.42 with it and 0.003 here (ViT-B/16).
+BLUR_SIGMA = 20 / 224
 
 
 def deletion(
@@ -53,8 +54,8 @@ def area(curve: Floats) -> float:
 
 def blurred(x: Tensor) -> Tensor:
     """``x (3, H, W)`` with a Gaussian blur that removes the details."""
-    side = max(x.shape[1:])
-    return gaussian_blur(x, sigma=side * BLUR_SIGMA, radius=math.ceil(side * BLUR_KERNEL / 2))
+    sigma = max(x.shape[1:]) * BLUR_SIGMA
+    return gaussian_blur(x, sigma=sigma, radius=math.ceil(3 * sigma))
 
 
 def _curve(
