@@ -115,6 +115,14 @@ def test_predict_with_a_real_detector(small: Callable[..., Any], name: str) -> N
     assert found.masks is None or found.masks.shape[1:] == (30, 50)
 
 
+@pytest.mark.parametrize("name", ["mask_rcnn", "faster_rcnn", "retinanet"])
+def test_evaluation_in_mixed_precision(small: Callable[..., Any], name: str) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        found = predict(small(name).eval(), Image.new("RGB", (50, 30)), score=0.0)
+    assert found.boxes.dtype == found.scores.dtype == torch.float32
+    assert found.masks is None or found.masks.dtype == torch.bool
+
+
 def test_detections_of_equal_score_have_one_order() -> None:
     """By label, then by the left and top edge, whatever the order of the detector's output."""
     found = {

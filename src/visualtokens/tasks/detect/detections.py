@@ -61,12 +61,11 @@ def from_detector(found: Detection) -> Detections:
     kernels that a processor uses.
     """
     found = {name: value.cpu() for name, value in found.items()}
+    found |= {name: found[name].float() for name in ("boxes", "scores")}  # bfloat16 under autocast
     left, top = found["boxes"][:, 0], found["boxes"][:, 1]
     order = torch.from_numpy(np.lexsort((top, left, found["labels"], -found["scores"])))
     found = {name: value[order] for name, value in found.items()}
-    return Detections(
-        found["boxes"].float(), found["labels"] - 1, found["scores"].float(), found.get("masks")
-    )
+    return Detections(found["boxes"], found["labels"] - 1, found["scores"], found.get("masks"))
 
 
 def to_target(objects: Objects) -> Detection:
