@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from visualtokens.explain import Faithfulness, FaithfulnessEvaluator, Score, gather
-from visualtokens.explain.faithfulness import HEADER
+from visualtokens.explain import Faithfulness, FaithfulnessEvaluator, Score, Setting, gather
+from visualtokens.explain.faithfulness import HEADER, randomisation_check
 from visualtokens.files import write_atomically
 from visualtokens.tables import table
 
@@ -34,34 +34,47 @@ class Work:
     evaluator: FaithfulnessEvaluator
     read: Callable[[Path], Item]
 
-    def row(self, photo: Path) -> Row:
-        """The scores of a photo, JSON-ready."""
-        scores = self.evaluator.evaluate(*self.read(photo))
+    def row(self, photo: Path, methods: Sequence[str]) -> Row:
+        """The scores of some methods on a photo, JSON-ready."""
+        scores = self.evaluator.evaluate(*self.read(photo), methods=methods)
         return {"photo": photo.name, "scores": {name: score.to_dict() for name, score in scores.items()}}
 
 
-def evaluate(make: Callable[[], Work], photos: Sequence[Path], file: Path) -> list[Row]:
+def evaluate(
+    make: Callable[[], Work],
+    photos: Sequence[Path],
+    file: Path,
+    *,
+    methods: Sequence[str],
+    workers: int | None = None,
+) -> list[Row]:
     """The scores of each photo, in processes of one thread that each call ``make``.
 
-    Finished photos are lines of JSON in ``file`` and are not evaluated again.
+    They are lines of JSON in ``file``, a line for a photo and some methods, and are not computed again.
     """
-    known = {row["photo"]: row for row in read_rows(file)}
-    left = [photo for photo in photos if photo.name not in known]
+    known = read_rows(file)
+    left = {photo: [m for m in methods if m not in known.get(photo.name, {})] for photo in photos}
+    left = {photo: missing for photo, missing in left.items() if missing}
     context = multiprocessing.get_context("spawn")
     with (
-        ProcessPoolExecutor(os.cpu_count(), context, initializer=_start, initargs=(make,)) as pool,
+        ProcessPoolExecutor(workers or os.cpu_count(), context, initializer=_start, initargs=(make,)) as pool,
         file.open("a") as out,
     ):
-        futures = [pool.submit(_row, photo) for photo in left]
+        futures = [pool.submit(_row, photo, missing) for photo, missing in left.items()]
         for future in tqdm(as_completed(futures), desc="evaluate", total=len(left), mininterval=30):
-            row = known[future.result()["photo"]] = future.result()
+            row = future.result()
+            known.setdefault(row["photo"], {}).update(row["scores"])
             print(json.dumps(row), file=out, flush=True)
-    return [known[photo.name] for photo in photos]
+    return [{"photo": photo.name, "scores": {m: known[photo.name][m] for m in methods}} for photo in photos]
 
 
-def read_rows(file: Path) -> list[Row]:
-    """The photos evaluated so far."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def read_rows(file: Path) -> dict[str, Row]:
+    """The scores so far, by photo and method."""
+    known: dict[str, Row] = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        row = json.loads(line)
+        known.setdefault(row["photo"], {}).update(row["scores"])
+    return known
 
 
 _work: Work
@@ -73,8 +86,8 @@ def _start(make: Callable[[], Work]) -> None:
     _work = make()
 
 
-def _row(photo: Path) -> Row:
-    return _work.row(photo)
+def _row(photo: Path, methods: Sequence[str]) -> Row:
+    return _work.row(photo, methods)
 
 
 def collect(rows: Sequence[Row]) -> Faithfulness:
@@ -95,6 +108,15 @@ def summary(found: Faithfulness) -> dict[str, Any]:
                 if mean.images
             }
     return {"photos": found.images, "methods": methods}
+
+
+def after_randomisation(
+    model: nn.Module, setting: Setting, images: Sequence[Tensor], methods: Sequence[str]
+) -> dict[str, Any]:
+    """The rank correlation of the maps before and after the weights are randomised, by method."""
+    found = randomisation_check(model, setting, images, methods=methods)
+    means = {name: {"mean": mean.value, "interval": list(mean.interval)} for name, mean in found.items()}
+    return {"photos": len(images), **means}
 
 
 def show(found: Faithfulness) -> str:

@@ -5,10 +5,10 @@
 
 ``--weights`` and ``--photos`` are those of ``benchmarks/imagenet_reduce.py``; photos with even numbers were
 used for tuning, and the odd ones are reported, in a fixed random order. Every method explains the predicted
-class with at most ``--budget`` forward passes; a backward pass counts as two. Finished photos are kept in a
-file next to the result, ``…_scores.jsonl``, so the script can be stopped and continued at any time, also on
-another machine; ``--report`` only summarises them. A photo takes about half a core-minute in bfloat16 on a
-processor with AVX512_BF16, and two in float32.
+class with at most ``--budget`` forward passes; a backward pass counts as two. Scores are kept in a file next
+to the result, ``…_scores.jsonl``, by photo and method, so the script can be stopped and continued at any
+time, also on another machine or with more ``--methods``; ``--report`` only summarises them. A photo takes
+about half a core-minute in bfloat16 on a processor with AVX512_BF16, and two in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from imagenet_reduce import MODEL, load_model
 from visualtokens.bench import machine
 from visualtokens.data import Preprocess, read_image
 from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting
-from visualtokens.explain.faithfulness import randomisation_check
 
 PREPROCESS = Preprocess((224, 224), (0.5,) * 3, (0.5,) * 3, crop=0.9)
 CHOSEN = [name for name in METHODS if name not in ("clusters", "shapley")]  # the model groups nothing
@@ -59,19 +58,20 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=48)
     parser.add_argument("--steps", type=int, default=8, help="of the deletion and insertion curves")
     parser.add_argument("--groups", type=int, default=5, help="of SaCo")
-    parser.add_argument("--randomised", type=int, default=10, help="photos of the randomisation check")
+    parser.add_argument("--randomised", type=int, default=30, help="photos of the randomisation check")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--workers", type=int, help="processes; by default one per core")
     parser.add_argument("--report", action="store_true", help="summarise the photos evaluated so far")
     options = parser.parse_args()
     file = options.save.with_name(f"{options.save.stem}_scores.jsonl")
     photos = odd_photos(options.photos, options.images)
     if options.report:
-        done = {row["photo"] for row in faithful.read_rows(file)}
-        photos = [photo for photo in photos if photo.name in done]
+        known = faithful.read_rows(file)
+        photos = [photo for photo in photos if set(options.methods) <= set(known.get(photo.name, {}))]
     setting = Setting(PREPROCESS, batch=8, budget=options.budget)
     curves = dict(methods=options.methods, steps=options.steps, groups=options.groups)
     make = partial(work, options.weights, options.dtype, setting, **curves)
-    rows = faithful.evaluate(make, photos, file)
+    rows = faithful.evaluate(make, photos, file, methods=options.methods, workers=options.workers)
     found = faithful.collect(rows)
     print(faithful.show(found))
     result = {
@@ -84,14 +84,11 @@ def main() -> None:
         "budget": options.budget,
         **faithful.summary(found),
     }
-    if not options.report:
+    if options.randomised:
         images = [PREPROCESS(read_image(photo)) for photo in photos[: options.randomised]]
-        check = randomisation_check(
-            load(options.weights, options.dtype), setting, images, methods=options.methods
+        result["correlation_after_randomisation"] = faithful.after_randomisation(
+            load(options.weights, options.dtype), setting, images, options.methods
         )
-        result["correlation_after_randomisation"] = {
-            name: {"mean": mean.value, "interval": list(mean.interval)} for name, mean in check.items()
-        }
     faithful.save(result, found, options.save)
 
 

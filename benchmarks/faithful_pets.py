@@ -34,6 +34,7 @@ from visualtokens.data import Preprocess, read_image
 from visualtokens.explain import METHODS, FaithfulnessEvaluator, Setting, overlay
 from visualtokens.explain.baselines import make_method
 from visualtokens.explain.foreground import find_mask, read_foreground
+from visualtokens.studies.worker import use_explicit_attention
 from visualtokens.tasks import Checkpoint
 from visualtokens.train import TrainConfig, train
 
@@ -74,7 +75,7 @@ def window_means(values: NDArray[np.bool_], side: int) -> NDArray[np.float64]:
     return (sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]) / side**2
 
 
-def train_model(pets: Path, work: Path, epochs: int) -> dict[str, Any]:
+def train_model(pets: Path, work: Path, epochs: int, *, bf16: bool) -> dict[str, Any]:
     """Train the model in ``work/run``, or resume its training."""
     data = work / "pieces.npz"
     if not data.exists():
@@ -83,6 +84,8 @@ def train_model(pets: Path, work: Path, epochs: int) -> dict[str, Any]:
             arrays[f"x_{split}"], arrays[f"y_{split}"] = crops(pets, split)
         np.savez(data, **arrays)
     out = work / "run"
+    if bf16:
+        use_explicit_attention()
     config = TrainConfig(
         model="paca_vit_nano",
         data=f"npz:{data}",
@@ -94,6 +97,7 @@ def train_model(pets: Path, work: Path, epochs: int) -> dict[str, Any]:
         seed=0,
         augment="photo",
         model_args=MODEL,
+        bf16=bf16,
         resume="auto",
     )
     began = time.process_time()
@@ -175,20 +179,24 @@ def main() -> None:
     )
     parser.add_argument("--save", type=Path, required=True, help="JSON file; figures are saved next to it")
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16 mixed precision")
     parser.add_argument("--photos", type=int, default=300)
     parser.add_argument("--budget", type=int, default=64, help="forward passes of a method")
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--randomised", type=int, default=60, help="photos of the randomisation check")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    training = train_model(options.pets, options.work, options.epochs)
+    training = train_model(options.pets, options.work, options.epochs, bf16=options.bf16)
     run = visualtokens.load(options.work / "run")
     make = partial(scoring, options.work / "run", options.pets, budget=options.budget, steps=options.steps)
-    rows = faithful.evaluate(make, photos(options.pets, options.photos), options.work / "scores.jsonl")
+    chosen = photos(options.pets, options.photos)
+    rows = faithful.evaluate(make, chosen, options.work / "scores.jsonl", methods=list(METHODS))
     found = faithful.collect(rows)
     print(faithful.show(found))
     result = {
         "command": f"python benchmarks/faithful_pets.py --pets {options.pets.name} --epochs {options.epochs} "
-        f"--photos {options.photos} --budget {options.budget} --steps {options.steps} --save {options.save}",
+        f"{'--bf16 ' if options.bf16 else ''}--photos {options.photos} --budget {options.budget} "
+        f"--steps {options.steps} --save {options.save}",
         "machine": machine(),
         **training,
         "parameters": count_parameters(run.model),
@@ -196,6 +204,13 @@ def main() -> None:
         "budget": options.budget,
         **faithful.summary(found),
     }
+    if options.randomised:
+        setting = Setting(photo_preprocess(run), budget=options.budget)
+        spaced = chosen[:: -(-len(chosen) // options.randomised)]  # of all breeds
+        images = [setting.preprocess(read_image(photo)) for photo in spaced]
+        result["correlation_after_randomisation"] = faithful.after_randomisation(
+            run.model, setting, images, list(METHODS)
+        )
     faithful.save(result, found, options.save)
     examples = options.save.with_name(options.save.stem + "_examples.png")
     draw_examples(run, options.pets, options.photos, examples)

@@ -23,9 +23,9 @@ from visualtokens.modes import eval_mode
 Bools = NDArray[np.bool_]
 
 PASS = 3  # a forward and a backward pass, in forward passes
-PAIRS = 5  # of random halves of the image
+PAIRS = 3  # of random halves of the image
 CELLS = 7  # a side, that the halves consist of, as in RISE (Petsiuk et al., 2018)
-STEPS = 4  # of the path
+STEPS = 8  # of the path
 REMOVED = 0.45  # share of the patches that the path removes in the end
 BEND = 1.25  # above 1: the first steps remove less
 
@@ -164,10 +164,10 @@ def path_map(
             times[patches] += 1
     if not total.any():
         return None
-    first = total / np.maximum(times, 1)
+    first: Floats = total / np.maximum(times, 1)
     later = np.zeros_like(first)
     removed = np.zeros(first.shape, dtype=bool)
-    strongest = first
+    strongest: Floats = first
     for step in range(1, steps + 1):
         removed |= _strongest(np.where(removed, np.inf, strongest), REMOVED * (step / steps) ** BEND)
         again = shown(~removed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,10 +91,13 @@ class FaithfulnessEvaluator:
         self.steps, self.groups = steps, groups
         self.methods: dict[str, Saliency] = {name: make_method(name, model, setting) for name in methods}
 
-    def evaluate(self, x: Tensor, mask: Mask | None = None) -> dict[str, Score]:
+    def evaluate(
+        self, x: Tensor, mask: Mask | None = None, *, methods: Collection[str] | None = None
+    ) -> dict[str, Score]:
         """The score of each method for the class predicted on ``x (3, H, W)``.
 
-        ``mask (H, W)`` is the foreground: 1, 0, or -1 where undecided.
+        ``mask (H, W)`` is the foreground: 1, 0, or -1 where undecided. ``methods`` are some of the
+        evaluator's, by default all.
         """
         like = input_like(self.model)
         x = x.to(like.device)
@@ -110,6 +113,7 @@ class FaithfulnessEvaluator:
             return {
                 name: self._score(probability, x, saliency(x, target), mask, ends)
                 for name, saliency in self.methods.items()
+                if methods is None or name in methods
             }
 
     def _score(
