@@ -13,6 +13,7 @@ from visualtokens.explain import Layer
 from visualtokens.explain.render import (
     DIMMED,
     MAX_LAYERS,
+    clip_peaks,
     colour_stops,
     data_uri,
     draw_borders,
@@ -104,6 +105,17 @@ def test_a_pixel_is_40_percent_image_and_60_percent_heat() -> None:
     hottest = np.array(list(bytes.fromhex(colour_stops()[-1][1:])))
     drawn = np.asarray(overlay(Image.new("RGB", (1, 1), "white"), np.ones((1, 1), dtype=np.float32)))
     assert np.abs(drawn[0, 0] - (0.4 * 255 + 0.6 * hottest)).max() <= 0.5 + 0.3  # two roundings
+
+
+def test_one_patch_does_not_darken_the_others() -> None:
+    heat = np.zeros((20, 20), dtype=np.float32)
+    heat[:10] = 0.02
+    heat[3, 4] = 1.0
+    clipped = clip_peaks(heat)
+    assert (clipped[:10] == 1).all()
+    assert (clipped[10:] == 0).all()
+    single = np.eye(1, 400, dtype=np.float32).reshape(20, 20)
+    assert (clip_peaks(single) == single).all()
 
 
 def test_pixels_outside_the_crop_are_dimmed_and_without_heat() -> None:

@@ -29,6 +29,7 @@ Bools = NDArray[np.bool_]
 
 COLORMAP = "magma"
 STRENGTH = 0.6  # the share of heat in a pixel; the rest is the image
+BRIGHTEST = 0.99  # the quantile of a soft map that is drawn brightest
 BRIGHTEN = 0.6  # gamma of the greyscale image, which the dark end of the colour map would hide
 DIMMED = 0.35  # brightness of pixels outside the crop and of dropped patches
 LINE_SCALE = 480  # a border is drawn one pixel wider on either side per this many pixels of the longer side
@@ -324,10 +325,20 @@ def draw_subject(explanation: Explanation, image: Image.Image, box: Box) -> Imag
 
 def draw_cluster(explanation: Explanation, k: int, image: Image.Image, box: Box) -> Image.Image:
     """The map of cluster k as heat; with the token's border where patches belong to one token each."""
-    drawn = overlay(image, explanation.maps[k], box=box)
+    heat = explanation.maps[k]
     if explanation.form == "soft" or explanation.of == "attention":
-        return drawn
-    return draw_borders(drawn, explanation.regions, box=box, token=k)
+        return overlay(image, clip_peaks(heat), box=box)
+    return draw_borders(overlay(image, heat, box=box), explanation.regions, box=box, token=k)
+
+
+def clip_peaks(heat: Floats) -> Floats:
+    """``heat`` relative to its 99th percentile, at most 1.
+
+    In a soft cluster over thousands of patches, one patch can weigh a hundred times as much as the others,
+    which would all be drawn black.
+    """
+    top = float(np.quantile(heat, BRIGHTEST))
+    return np.minimum(heat / top, 1) if top > 0 else heat
 
 
 def draw_layer(layer: Layer, image: Image.Image, box: Box) -> Image.Image:
