@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import nn
 
 from tests.train.helpers import signal_at
@@ -114,6 +115,23 @@ def test_loads_a_folder_saved_by_timm(tmp_path: Path) -> None:
     with torch.inference_mode():
         x = torch.randn(1, 3, 64, 64)
         torch.testing.assert_close(checkpoint.model(x), model(x), rtol=0, atol=0)
+
+
+def test_classes_without_names_are_those_of_imagenet(tmp_path: Path) -> None:
+    """Also in a dataset whose folders have ImageNet's own names, or numbers."""
+    model = timm.create_model("resnet10t", num_classes=1000)
+    timm.models.save_for_hf(model, str(tmp_path / "run"), safe_serialization=True)
+    checkpoint = load(tmp_path / "run")
+    assert checkpoint.classes[:2] == ["tench", "goldfish"]
+    assert len(set(checkpoint.classes)) == 1000
+    for goldfish, shark in (("n01443537", "n01484850"), ("1", "2"), ("goldfish", "great white shark")):
+        for name in (goldfish, shark):
+            folder = tmp_path / goldfish / "val" / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (32, 32)).save(folder / "photo.png")
+        data = checkpoint.task.open_data(checkpoint, f"folder:{tmp_path / goldfish}", "val")
+        assert [data[i][1] for i in range(2)] == [1, 2]
+        assert data.classes == checkpoint.classes
 
 
 def refusal(path: Path) -> str:

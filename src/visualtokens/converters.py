@@ -42,7 +42,7 @@ class Converted:
         return not (self.unknown or self.missing or self.misfits)
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint folder for :func:`visualtokens.load`; its classes are numbers."""
+        """Write a checkpoint folder for :func:`visualtokens.load`, which names ImageNet's classes."""
         if not self.complete:
             first = [*self.misfits, *self.missing, *self.unknown][0]
             count = len(self.misfits) + len(self.missing) + len(self.unknown)

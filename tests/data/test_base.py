@@ -122,6 +122,8 @@ def test_labels_of_other_classes() -> None:
     assert with_classes(digits, digits.classes[:9]) is digits  # not all of its classes
     names = ["none", *map(str, range(9, -1, -1))]
     mapped = with_classes(digits, names)
+    assert with_classes(digits, [f"digit {name}" for name in names]) is digits
+    assert with_classes(digits, [f"digit {name}" for name in names], names)[5][1] == mapped[5][1]
     assert (mapped.classes, len(mapped), mapped.spec) == (names, len(digits), "digits")
     for index in (0, 5):
         (image, label), (other, number) = digits[index], mapped[index]

@@ -8,7 +8,7 @@ import os
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Generic, Literal, TypeGuard, TypeVar, get_args
@@ -125,11 +125,10 @@ class ImageDataset(AnnotatedImages[int]):
 
 
 class Relabelled(ImageDataset):
-    """A dataset with other ``classes``, among which its own are; its labels are their numbers there."""
+    """A dataset with other ``classes``; ``number`` gives the number there of each of its own, by name."""
 
-    def __init__(self, dataset: ImageDataset, classes: Sequence[str]) -> None:
+    def __init__(self, dataset: ImageDataset, classes: Sequence[str], number: Mapping[str, int]) -> None:
         self.spec, self.classes, self.dataset = dataset.spec, list(classes), dataset
-        number = {name: label for label, name in enumerate(classes)}
         self._label_of = [number[name] for name in dataset.classes]
 
     def __len__(self) -> int:
@@ -143,15 +142,18 @@ class Relabelled(ImageDataset):
         return self.dataset.path(index)
 
 
-def with_classes(dataset: ImageDataset, classes: Sequence[str]) -> ImageDataset:
+def with_classes(dataset: ImageDataset, classes: Sequence[str], *others: Sequence[str]) -> ImageDataset:
     """The dataset with the labels of ``classes``; unchanged if it has one that is not among them, or streams.
 
-    A test set often has only some of the classes of a model.
+    A test set often has only some of the classes of a model. ``others`` are other names of the same classes,
+    in the same order: a dataset may have those of one of them instead.
     """
-    same = dataset.classes == list(classes)
-    if same or isinstance(dataset, ImageStream) or not set(dataset.classes) <= set(classes):
+    if dataset.classes == list(classes) or isinstance(dataset, ImageStream):
         return dataset
-    return Relabelled(dataset, classes)
+    for names in (classes, *others):
+        if set(dataset.classes) <= set(names):
+            return Relabelled(dataset, classes, {name: number for number, name in enumerate(names)})
+    return dataset
 
 
 @dataclass(frozen=True)

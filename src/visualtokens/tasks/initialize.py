@@ -20,7 +20,7 @@ from visualtokens.progress import count as number_of
 from visualtokens.tables import printable
 from visualtokens.tasks.hub import HUB, LOCAL, download, pretrained_model
 from visualtokens.tasks.options import TaskOptions
-from visualtokens.tasks.schema import BUILD_ERRORS, check_config, check_input, check_task, naming
+from visualtokens.tasks.schema import BUILD_ERRORS, LABELS, check_config, check_input, check_task, naming
 from visualtokens.tasks.task import DEFAULT_TASK
 from visualtokens.tasks.timm_models import (
     PREPROCESSING,
@@ -125,7 +125,7 @@ def _described(
         where = next((name for name in ("pretrained_cfg", "preprocess") if name in config), "")
         stored = config[where] if where else config  # older timm folders have no pretrained_cfg
         check_input(stored, where or "config", size="input_size", dims=3)
-    names = config.get("label_names")
+    names = config.get(LABELS)
     names = list(names.values()) if isinstance(names, dict) else names
     return Initial(
         origin,

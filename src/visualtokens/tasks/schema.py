@@ -25,6 +25,7 @@ from visualtokens.data.base import MAX_CLASSES, brief, is_int
 from visualtokens.errors import UserError
 from visualtokens.files import one_line
 
+LABELS = "label_names"  # the entry of config.json with the names of the classes, as timm calls it
 MAX_SIDE = 8_192  # pixels of an input image
 MAX_NUMBER = 100_000  # in model_args
 MAX_ENTRIES = 1_000  # of a list or an object in model_args
@@ -70,7 +71,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise UserError(f"architecture={brief(architecture)} is not the name of a model")
     if not 1 <= count <= MAX_CLASSES:
         raise UserError(f"num_classes={count} must be from 1 to {MAX_CLASSES:,}")
-    names = config.get("label_names", [])
+    names = config.get(LABELS, [])
     if not isinstance(names, list | dict):
         raise UserError(f"label_names={brief(names)} is not a list of names")
     check_classes(list(names.values()) if isinstance(names, dict) else names)

@@ -29,6 +29,7 @@ from visualtokens.tasks.freeze import freeze, freeze_norms
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.prediction import Prediction
 from visualtokens.tasks.schema import (
+    LABELS,
     check_config,
     check_task,
     limited_model,
@@ -156,7 +157,7 @@ class Task(ABC):
         return {
             "architecture": architecture,
             "num_classes": len(classes),
-            "label_names": list(classes),
+            LABELS: list(classes),
             "model_args": without_initial_weights(model_args),
         }
 
@@ -167,7 +168,7 @@ class Task(ABC):
     def described(self, config: Mapping[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
         """Return the architecture, classes and ``model_args`` that :meth:`describe` wrote, after a check."""
         self.check(config)
-        count, names = config["num_classes"], config.get("label_names", range(config["num_classes"]))
+        count, names = config["num_classes"], config.get(LABELS, range(config["num_classes"]))
         classes = [str(name) for name in (names.values() if isinstance(names, dict) else names)]
         if len(classes) != count:
             raise UserError(f"it names {number_of(len(classes), 'class')} for a model of {count}")

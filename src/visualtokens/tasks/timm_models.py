@@ -110,6 +110,14 @@ def class_names(model: Any) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)]
 
 
+def other_class_names(model: Any) -> list[list[str]]:
+    """Return other names of these classes, in the same order: those of ImageNet's folders, and numbers."""
+    subset = infer_imagenet_subset(model)
+    if subset is None:
+        return []
+    return [ImageNetInfo(subset).label_names(), [str(i) for i in range(model.num_classes)]]
+
+
 def has_fixed_size(name: str) -> bool:
     """Return whether a timm model is built for one input size."""
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name) else None

@@ -40,7 +40,7 @@ from visualtokens.tasks.hub import pretrained_model
 from visualtokens.tasks.initialize import initialize_classifier, read_initial
 from visualtokens.tasks.options import TaskOptions
 from visualtokens.tasks.prediction import TOP, Classification, top_columns
-from visualtokens.tasks.schema import check_input
+from visualtokens.tasks.schema import LABELS, check_input
 from visualtokens.tasks.task import (
     DEFAULT_TASK,
     Checkpoint,
@@ -52,7 +52,9 @@ from visualtokens.tasks.task import (
 )
 from visualtokens.tasks.timm_models import (
     build_model,
+    class_names,
     head_prefixes,
+    other_class_names,
     preprocess_for,
     sized_args,
     timm_cfg,
@@ -145,10 +147,12 @@ class Classify(Task):
         architecture, classes, model_args = self.described(config)
         cfg = config.get("pretrained_cfg", {})
         model = build_model(architecture, classes=len(classes), model_args=model_args, cfg=cfg)
-        return model, classes, preprocess_for(model)
+        return model, classes if LABELS in config else class_names(model), preprocess_for(model)
 
     def open_data(self, checkpoint: Checkpoint, data: str, split: Split, /, **options: Any) -> ImageDataset:
-        return with_classes(open_dataset(data, split, **options), checkpoint.classes)
+        # a converted checkpoint does not name its classes
+        others = [] if LABELS in checkpoint.config else other_class_names(checkpoint.model)
+        return with_classes(open_dataset(data, split, **options), checkpoint.classes, *others)
 
     def loader(self, dataset: ImageDataset, preprocess: Preprocess, loading: Loading) -> Loader[Batch]:
         return create_loader(dataset, preprocess, train=False, **vars(loading))
