@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -110,6 +111,7 @@ def test_a_shard_that_ends_early_stops_the_pass(
     with pytest.raises(UserError, match=rf"{tmp_path}/{name}{UNREAD[break_it]}") as caught:
         list(loader(spec, train=train, workers=workers))
     assert "\n" not in str(caught.value)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("train", [True, False])

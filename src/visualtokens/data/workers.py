@@ -26,11 +26,18 @@ def errors_as_items(batches: Iterator[B]) -> Iterator[B | UserError]:
 
 
 def raise_errors(items: Iterator[B | UserError]) -> Iterator[B]:
-    """The inverse of :func:`errors_as_items`, in the main process."""
+    """The inverse of :func:`errors_as_items`, in the main process; the workers have ended when it raises."""
+    error = None
     for item in items:
         if isinstance(item, UserError):
-            raise item
+            error = item
+            break
         yield item
+    # Held by a traceback, the iterator would be left to the garbage collector, which first ends the queues
+    # that tell the workers to stop: torch then waits five seconds for each of them.
+    del items
+    if error is not None:
+        raise error
 
 
 @contextlib.contextmanager
