@@ -32,7 +32,9 @@ class Variant:
 
     kept: tuple[int, ...]  # the regions that are shown
     score: float  # in the unit of the explanation
-    picture: Image.Image  # what the model saw, of its input size; removed tokens are drawn in the mean colour
+    picture: (
+        Image.Image
+    )  # what the model saw, in the photo's proportions; removed tokens have the mean colour
 
 
 @dataclass(frozen=True, eq=False)

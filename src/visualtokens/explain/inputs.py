@@ -108,9 +108,14 @@ class Input:
         return -self.mean / self.std
 
     def picture(self, x: Tensor) -> Image.Image:
-        """The normalised ``x (3, H, W)`` as an image, without the padding."""
+        """The normalised ``x (3, H, W)`` as an image, without padding and in the proportions of the crop."""
         below, right = self.padding
-        return to_image(x[:, : x.shape[1] - below, : x.shape[2] - right], self.mean, self.std)
+        shown = to_image(x[:, : x.shape[1] - below, : x.shape[2] - right], self.mean, self.std)
+        left, top, end, bottom = self.crop_box  # with the padding
+        stretched = (bottom - top) / x.shape[1] * x.shape[2] / (end - left)
+        height = round(shown.height * stretched)
+        # a segmenter's input has sides that are multiples of 32
+        return shown if height == shown.height else shown.resize((shown.width, height))
 
 
 def prepare(model: nn.Module, image: Image.Image | Tensor, preprocess: Preprocess | None) -> Input:

@@ -73,6 +73,14 @@ def test_against_another_class_and_a_class_that_is_not_there() -> None:
         run.explain(plain, unit="log-odds")
 
 
+def test_pictures_have_the_proportions_of_the_photo() -> None:
+    """The input has not, because its sides are multiples of 32."""
+    got = checkpoint().explain(picture(48, 32), regions=LABELS, budget=32)
+    assert got.input_size == (32, 64)
+    assert got.only is not None
+    assert got.only.picture.size == (64, 43)
+
+
 def test_sides_are_multiples_of_32() -> None:
     assert checkpoint().task.subject(checkpoint(), picture(110, 40)).inputs.x.shape == (3, 32, 96)
     stretched = checkpoint(keep_ratio=False)
