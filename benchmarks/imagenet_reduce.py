@@ -57,6 +57,18 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "weighted_kmeans": ("weighted_kmeans", {}),
     "weighted_kmeans, 1 update": ("weighted_kmeans", {"iterations": 1}),
     "weighted_kmeans, start by significance": ("weighted_kmeans", {"init": "significance"}),
+    "weighted_kmeans, no update": ("weighted_kmeans", {"iterations": 0}),
+    "weighted_kmeans, start by significance, no update": (
+        "weighted_kmeans",
+        {"init": "significance", "iterations": 0},
+    ),
+    "weighted_kmeans, start by significance, 1 update": (
+        "weighted_kmeans",
+        {"init": "significance", "iterations": 1},
+    ),
+    "weighted_kmeans, random start": ("weighted_kmeans", {"init": "random"}),
+    "weighted_kmeans, random start, no update": ("weighted_kmeans", {"init": "random", "iterations": 0}),
+    "weighted_kmeans, random start, 1 update": ("weighted_kmeans", {"init": "random", "iterations": 1}),
     "weighted_kmeans, sizes not carried": ("weighted_kmeans", {"carry": False}),
     "kmedoids": ("kmedoids", {}),
     "kmedoids, start by significance": ("kmedoids", {"init": "significance"}),
@@ -210,6 +222,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--save", type=Path, default=Path("results/imagenet_reduce.json"))
     parser.add_argument("--only", default="*", help="pattern of settings to measure")
+    parser.add_argument("--budgets", type=float, nargs="*", default=(*BUDGETS, 0.36), help="to measure at")
     parser.add_argument("--batch", type=int, default=25)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     other = parser.add_mutually_exclusive_group()
@@ -256,7 +269,8 @@ def measure(model: nn.Module, result: dict[str, Any], options: argparse.Namespac
     done = {(row["setting"], row["budget"]) for row in result["rows"]}
     todo = [(name, budget) for name in MAIN for budget in MAIN[name]]
     todo += [(name, budget) for budget in BUDGETS for name in SETTINGS if name not in MAIN]
-    todo = [each for each in todo if each not in done and fnmatch.fnmatch(each[0], options.only)]
+    todo = [each for each in todo if each not in done and each[1] in options.budgets]
+    todo = [each for each in todo if fnmatch.fnmatch(each[0], options.only)]
     for name, budget in tqdm(todo, desc="settings"):
         method, chosen = SETTINGS[name]
         keep = plan(model, macs=budget, method=method).keep
