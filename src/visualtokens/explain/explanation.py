@@ -32,9 +32,7 @@ class Variant:
 
     kept: tuple[int, ...]  # the regions that are shown
     score: float  # in the unit of the explanation
-    picture: (
-        Image.Image
-    )  # what the model saw, in the photo's proportions; removed tokens have the mean colour
+    picture: Image.Image  # what the model saw, in the proportions of the photo; removed tokens in grey
 
 
 @dataclass(frozen=True, eq=False)
