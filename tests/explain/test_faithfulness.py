@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.v2.functional import gaussian_blur as torchvision_blur
 
 from visualtokens.data import BadImage
 from visualtokens.errors import UserError
 from visualtokens.explain import METHODS, Faithfulness, FaithfulnessEvaluator, Score, Setting, gather
 from visualtokens.explain.faithfulness import HEADER, Mean, randomisation_check
 from visualtokens.explain.foreground import find_mask, read_foreground
+from visualtokens.explain.hiding import gaussian_blur
 from visualtokens.explain.metrics import (
     area,
     blurred,
@@ -124,6 +126,12 @@ def test_blur_keeps_the_mean_and_removes_details() -> None:
     assert blurred(x).std() < 0.4 * x.std()
     assert blurred(torch.full((3, 64, 48), 0.7)).sub(0.7).abs().max() < 1e-5
     assert blurred(torch.randn(3, 2, 100)).shape == (3, 2, 100)  # lower than the kernel
+
+
+def test_blur_against_the_kernel_of_both_directions() -> None:
+    x = torch.randn(3, 40, 56)
+    expected = torchvision_blur(x, [23, 23], [4.5, 4.5])
+    torch.testing.assert_close(gaussian_blur(x, sigma=4.5, radius=11), expected, atol=2e-6, rtol=0)
 
 
 def test_pointing_game() -> None:

@@ -86,8 +86,9 @@ def gaussian_blur(x: Tensor, *, sigma: float, radius: int) -> Tensor:
     """``x (3, H, W)`` with a Gaussian blur."""
     from torchvision.transforms.v2.functional import gaussian_blur as blur
 
-    radius = min(radius, *(side - 1 for side in x.shape[1:]))
-    return blur(x, [2 * radius + 1] * 2, [sigma] * 2)
+    # one direction after the other: torchvision's kernel of both takes radius² products a pixel
+    side = 2 * min(radius, *(side - 1 for side in x.shape[1:])) + 1
+    return blur(blur(x, [side, 1], [sigma] * 2), [1, side], [sigma] * 2)
 
 
 def inpaint(x: Tensor, shown: Tensor) -> Tensor:
