@@ -22,7 +22,7 @@ from visualtokens.explain.faithfulness import HEADER, randomisation_check
 from visualtokens.files import write_atomically
 from visualtokens.tables import table
 
-OURS = "path"
+OURS = "pixels"
 Item = tuple[Tensor, NDArray[np.int8] | None]  # the normalised photo, and its foreground
 Row = dict[str, Any]
 

@@ -15,7 +15,9 @@ from visualtokens.explain.evidence import (
     path_cost,
     path_map,
     relevance_map,
+    with_detail,
 )
+from visualtokens.explain.render import upsample
 
 
 class Linear(nn.Module):
@@ -95,7 +97,7 @@ def test_the_path_finds_what_one_pass_misses() -> None:
     assert np.flatnonzero(first).tolist() == [5]
     found = path_map(model, x, model, steps=4)
     assert found is not None
-    assert np.argsort(-found.ravel())[:2].tolist() == [5, 11]
+    assert np.argsort(-found.patches.ravel())[:2].tolist() == [5, 11]
     assert path_cost() == 46
 
 
@@ -120,7 +122,31 @@ def test_halves_find_what_the_whole_image_has_too_much_of() -> None:
     assert not gradient_map(model, x, model).any()
     found = path_map(model, x, model)
     assert found is not None
-    assert sorted(np.argsort(-found.ravel())[:4].tolist()) == [1, 6, 8, 15]
+    assert sorted(np.argsort(-found.patches.ravel())[:4].tolist()) == [1, 6, 8, 15]
+
+
+def test_pixels_are_the_mean_of_gradient_times_pixel() -> None:
+    """Of a linear score, each version in which a pixel is shown has the same."""
+    model, x = Linear(), torch.randn(3, 16, 16)
+    found = path_map(model, x, lambda images: model(images)[:, 1], steps=4)
+    weight = torch.autograd.functional.jacobian(lambda image: model(image[None])[0, 1], x)
+    assert found is not None
+    share = (x * weight).sum(0).numpy()
+    shown = found.pixels / share  # in which share of the 1 + 2 · PAIRS + 4 versions a pixel is shown
+    versions = 1 + 2 * PAIRS + 4
+    assert shown * versions == pytest.approx(np.rint(shown * versions), abs=1e-3)
+    assert shown.max() * versions == pytest.approx(1 + PAIRS + 4, abs=1e-3)
+    assert shown.min() * versions >= 1 + PAIRS - 1e-3
+
+
+def test_detail_orders_the_pixels_of_a_patch() -> None:
+    patches, pixels = np.array([[0.0, 1.0]]), np.zeros((2, 4))
+    pixels[0] = 1.0
+    got = with_detail(patches, pixels)
+    coarse = upsample(patches, 2, 4)
+    want = (coarse - coarse.mean()) / coarse.std() + 0.5 * (2 * pixels - 1)
+    assert got == pytest.approx(want, abs=1e-6)
+    assert with_detail(np.ones((1, 2)), np.zeros((2, 4))).tolist() == [[0.0] * 4] * 2
 
 
 def test_a_score_that_no_patch_changes() -> None:

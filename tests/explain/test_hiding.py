@@ -133,7 +133,9 @@ def test_every_method_finds_the_decisive_region(method: str) -> None:
     )
     decisive = got.regions[1, 2]
     assert got.order[0] == got.top[0] == decisive
-    assert got.saliency().argmax() == 1 * 4 + 2
+    assert got.patch_saliency().argmax() == 1 * 4 + 2
+    row, column = divmod(int(got.saliency().argmax()), 32)
+    assert (row // 8, column // 8) == (1, 2)
     assert decisive in got.only.kept
     assert decisive not in got.without.kept
     assert got.only.score > got.without.score

@@ -117,7 +117,7 @@ class ExplainConfig(DataOptions):
     1 foreground, 2 background, 3 undecided, or white on black."""
 
     methods: list[str] = field(default_factory=list)
-    """Methods for --faithfulness: path, shapley, clusters, attention, rollout, relevance, grad-cam,
+    """Methods for --faithfulness: pixels, path, shapley, clusters, attention, rollout, relevance, grad-cam,
     integrated gradients, rise, random; by default all."""
 
     images: int = 100

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from visualtokens.data import Preprocess
 from visualtokens.errors import UserError, unknown
 from visualtokens.explain.attention_maps import nearest_grid, raw_attention, rollout
-from visualtokens.explain.evidence import path_map, relevance_map
+from visualtokens.explain.evidence import PathMap, path_map, relevance_map, with_detail
 from visualtokens.explain.explainer import MapSource, explain
 from visualtokens.explain.importance import Floats
 from visualtokens.explain.inputs import as_batch, class_score
@@ -71,7 +71,7 @@ def clusters(model: nn.Module, setting: Setting) -> Saliency:
             of=setting.of,
             batch=setting.batch,
         )
-        return upsample(explanation.saliency(), *x.shape[1:])
+        return explanation.saliency()
 
     return saliency
 
@@ -82,17 +82,28 @@ def methods_for(model: nn.Module) -> list[str]:
     return [name for name in METHODS if grouped or name != "clusters"]
 
 
-def path(model: nn.Module, setting: Setting) -> Saliency:
-    """The heat map of ``explain``: gradients and attention while patches are hidden."""
+def pixels(model: nn.Module, setting: Setting) -> Saliency:
+    """``saliency()`` of an explanation: the map of the patches with the detail of pixels."""
 
     def saliency(x: Tensor, target: int) -> Floats:
-        score = class_score(model, target, against=None, unit="log-odds")
-        heat = path_map(model, x, score, seed=setting.seed)
-        if heat is None:
-            raise UserError(f"{type(model).__name__} has neither attention nor feature maps; leave path out")
-        return upsample(heat, *x.shape[1:])
+        found = _path_map(model, x, target, setting)
+        return with_detail(found.patches, found.pixels)
 
     return saliency
+
+
+def path(model: nn.Module, setting: Setting) -> Saliency:
+    """The heat map that pages draw: gradients and attention while patches are hidden."""
+    return lambda x, target: upsample(_path_map(model, x, target, setting).patches, *x.shape[1:])
+
+
+def _path_map(model: nn.Module, x: Tensor, target: int, setting: Setting) -> PathMap:
+    score = class_score(model, target, against=None, unit="log-odds")
+    found = path_map(model, x, score, seed=setting.seed)
+    if found is None:
+        kind = type(model).__name__
+        raise UserError(f"{kind} has neither attention nor feature maps; leave pixels and path out")
+    return found
 
 
 def shapley_regions(model: nn.Module, setting: Setting) -> Saliency:
@@ -111,7 +122,7 @@ def shapley_regions(model: nn.Module, setting: Setting) -> Saliency:
             path=0,
             **options,
         )
-        return upsample(found.saliency(), *x.shape[1:])
+        return found.saliency()
 
     return saliency
 
@@ -313,6 +324,7 @@ def attention_relevance(model: nn.Module, setting: Setting) -> Saliency:
 
 
 METHODS: dict[str, Callable[[nn.Module, Setting], Saliency]] = {
+    "pixels": pixels,
     "path": path,
     "shapley": shapley_regions,
     "clusters": clusters,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from visualtokens.explain.features import Layout, on_grid, recording
 from visualtokens.explain.importance import Floats
 from visualtokens.explain.inputs import Score, as_batch
 from visualtokens.explain.layers import record_attention
+from visualtokens.explain.render import upsample
 from visualtokens.modes import eval_mode
 
 Bools = NDArray[np.bool_]
@@ -28,6 +29,7 @@ CELLS = 7  # a side, that the halves consist of, as in RISE (Petsiuk et al., 201
 STEPS = 8  # of the path
 REMOVED = 0.45  # share of the patches that the path removes in the end
 BEND = 1.25  # above 1: the first steps remove less
+DETAIL = 0.5  # weight of single pixels beside their patches
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Evidence:
 
     gradient: Tensor | None  # (h, w): gradient × (feature − that of an image in the mean colour), or None
     relevance: Tensor | None  # (h, w): rollout of gradient-weighted attention; None without attention
+    pixels: Tensor | None  # (H, W): gradient × pixel, summed over the colours
 
     @property
     def grid(self) -> tuple[int, ...] | None:
@@ -83,14 +86,15 @@ class Probe:
         weights = [one.weights for one in recorded]
         raws = [raw for raw, _ in found.values()]
         if not weights and not raws:
-            return Evidence(None, None)
-        gradients = torch.autograd.grad(total, [*weights, *raws], allow_unused=True)
+            return Evidence(None, None, None)
+        of_images, *gradients = torch.autograd.grad(total, [images, *weights, *raws], allow_unused=True)
+        pixels = None if of_images is None else (x * of_images[0].to(x)).sum(0)
         trace = Trace(self.model, x, weighted_by_gradient(recorded, gradients[: len(weights)]), groupings)
         relevance = trace.roll_out() if trace.steps else None
-        return Evidence(self._gradient_map(found, gradients[len(weights) :]), relevance)
+        return Evidence(self._gradient_map(found, gradients[len(weights) :]), relevance, pixels)
 
     def _gradient_map(
-        self, found: dict[str, tuple[Tensor, Layout]], gradients: tuple[Tensor | None, ...]
+        self, found: dict[str, tuple[Tensor, Layout]], gradients: Sequence[Tensor | None]
     ) -> Tensor | None:
         """Mean over the layers, each on the finest grid of the later half of them."""
         maps = [
@@ -124,10 +128,18 @@ def relevance_map(model: nn.Module, x: Tensor, score: Score) -> Floats:
     return found.cpu().numpy()
 
 
+@dataclass(frozen=True)
+class PathMap:
+    """The heat map of an image, of its patches and its pixels."""
+
+    patches: Floats  # (h, w)
+    pixels: Floats  # (H, W): gradient × pixel
+
+
 def path_map(
     model: nn.Module, x: Tensor, score: Score, *, steps: int = STEPS, seed: int = 0
-) -> Floats | None:
-    """``(h, w)``: evidence of patches beside random others, and while the strongest are removed step by step.
+) -> PathMap | None:
+    """Evidence of patches beside random others, and while the strongest are removed step by step.
 
     One pass over the whole image sees only what the score depends on now. A second eye, or a second animal,
     matters once the first is hidden. So the evidence is that of several versions of the image, in which
@@ -138,20 +150,24 @@ def path_map(
     2. the mean of ``steps`` steps of a path: the strongest patches so far are hidden, the evidence of the
        others is computed again, and so on. Hidden patches count as the strongest.
 
-    The map is the sum of both. None for a model with neither attention nor feature maps, or if the score
-    depends on no patch. It costs :func:`path_cost` forward passes.
+    The map of the patches is the sum of both; that of the pixels is the mean of gradient × pixel over all
+    versions. None for a model with neither attention nor feature maps, or if the score depends on no patch.
+    It costs :func:`path_cost` forward passes.
     """
     probe = Probe(model, x, score)
     grid = (evidence := probe(x)).grid
     if grid is None:
         return None
     whole = evidence.combined()
+    pixels = [evidence.pixels]
 
     def shown(patches: Bools) -> Floats | None:
         """The evidence with these patches only, with mean 0 and standard deviation 1 over them."""
-        pixels = torch.from_numpy(patches).to(x.device, torch.float32)
-        pixels = F.interpolate(pixels[None, None], size=tuple(x.shape[1:]), mode="nearest")[0] > 0
-        found = probe(torch.where(pixels, x, torch.zeros((), device=x.device))).combined()
+        visible = torch.from_numpy(patches).to(x.device, torch.float32)
+        visible = F.interpolate(visible[None, None], size=tuple(x.shape[1:]), mode="nearest")[0] > 0
+        evidence = probe(torch.where(visible, x, torch.zeros((), device=x.device)))
+        pixels.append(evidence.pixels)
+        found = evidence.combined()
         if found is None or not patches.any():
             return None
         return (found - found[patches].mean()) / max(float(found[patches].std()), 1e-12)
@@ -173,7 +189,22 @@ def path_map(
         again = shown(~removed)
         strongest = np.zeros_like(first) if again is None else again
         later += np.where(removed, strongest[~removed].max(), strongest) / steps
-    return first + later
+    known = [one for one in pixels if one is not None]
+    detail = torch.stack(known).mean(0) if known else torch.zeros(x.shape[1:])
+    return PathMap(first + later, detail.cpu().numpy())
+
+
+def with_detail(patches: Floats, pixels: Floats) -> Floats:
+    """``(H, W)``: a map of patches with the detail of ``pixels (H, W)``, the sum of both, standardised.
+
+    A patch has pixels that raise the score and others that do not. Their order changes how soon the score
+    rises or falls when pixels are shown or hidden one after the other.
+    """
+    return _standardised(upsample(patches, *pixels.shape)) + DETAIL * _standardised(pixels)
+
+
+def _standardised(values: Floats) -> Floats:
+    return (values - values.mean()) / max(float(values.std()), 1e-12)
 
 
 def path_cost(steps: int = STEPS) -> int:

@@ -208,7 +208,7 @@ def attribute(
     x, black = inputs.x.to(like.device), inputs.black.to(like.device)
     with torch.no_grad():
         game = make_game(model, x, regions.labels, score, hide=hide, black=black, batch=batch)
-        heat, passes = None, 0
+        heat, detail, passes = None, None, 0
         if method == "gradient":
             heat = gradient_map(model, x, score)  # (h, w)
             passes = 1 + PASS
@@ -218,8 +218,9 @@ def attribute(
         else:
             found = shapley(game, budget=budget, seed=seed)
         if path and method != "gradient":
-            heat = path_map(model, x, score, steps=path, seed=seed)
-            passes = 0 if heat is None else path_cost(path)
+            found_on_path = path_map(model, x, score, steps=path, seed=seed)
+            if found_on_path is not None:
+                heat, detail, passes = found_on_path.patches, found_on_path.pixels, path_cost(path)
         full, empty, evaluations = game.full, game.empty, game.evaluations + passes
         only, without = _variants(game, found.order[:HIGHLIGHTED], inputs, regions.labels, hide)
     masks = regions.masks()
@@ -237,6 +238,7 @@ def attribute(
         empty=empty,
         evaluations=evaluations,
         heat=heat,
+        detail=detail,
         only=only,
         without=without,
     )

@@ -13,6 +13,7 @@ from PIL import Image
 
 from visualtokens.errors import UserError
 from visualtokens.explain import figures, render
+from visualtokens.explain.evidence import with_detail
 from visualtokens.explain.importance import Floats, combine, scale
 from visualtokens.explain.layers import Form, Ints, Layer
 from visualtokens.explain.regions import distinct
@@ -70,6 +71,7 @@ class Explanation:
     errors: Floats | None = None  # (K,): standard errors of the values, None if they are not estimates
     evaluations: int = 0  # forward passes; a backward pass counts as two
     heat: Floats | None = None  # (h, w): the importance of each patch, if it is known better than by region
+    detail: Floats | None = None  # (H, W) of the input: gradient × pixel, if it was computed
     only: Variant | None = None  # the image with its most important regions only
     without: Variant | None = None  # the image without them
     kind: Kind = "image"  # what the score is about: the class of the "image", of an "area", or an "object"
@@ -154,6 +156,12 @@ class Explanation:
         return render.place(self.maps[k], self.crop_box, self.image.size)[0]
 
     def saliency(self) -> Floats:
+        """``(H, W)`` of the input, 0 to 1: how much the score depends on each pixel."""
+        if self.heat is not None and self.detail is not None:
+            return scale(with_detail(self.heat, self.detail))
+        return render.upsample(self.patch_saliency(), *self.input_size)
+
+    def patch_saliency(self) -> Floats:
         """``(h, w)`` on the patch grid, 0 to 1: how much the score depends on each patch.
 
         Unless ``heat`` is known, the maps weighted by values, per patch in the case of disjoint regions.
@@ -252,6 +260,7 @@ def _save_npz(e: Explanation, path: Path) -> None:
         empty=_optional(None if e.empty is None else np.array([e.empty])),
         errors=_optional(e.errors),
         heat=_optional(e.heat),
+        detail=_optional(e.detail),
         focus=_optional(e.focus),
         **{name: np.array(getattr(e, name)) for name in SCALARS},
     )
@@ -298,6 +307,7 @@ def _load_npz(path: str | Path) -> Explanation:
             empty=data["empty"].item() if data["empty"].size else None,
             errors=_given(data["errors"]),
             heat=_given(data["heat"]),
+            detail=_given(data["detail"]) if "detail" in data else None,
             focus=_given(data["focus"]),
             only=_load_variant(data, "only"),
             without=_load_variant(data, "without"),

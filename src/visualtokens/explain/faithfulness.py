@@ -243,7 +243,8 @@ TITLES = {
 }
 # The colour-blind safe palette of Okabe and Ito; dashes and markers differ too.
 STYLES: dict[str, dict[str, Any]] = {
-    "path": dict(color="#0072B2", linestyle="-", linewidth=3.0),
+    "pixels": dict(color="#0072B2", linestyle="-", linewidth=3.0),
+    "path": dict(color="#0072B2", linestyle="-.", marker="*"),
     "shapley": dict(color="#0072B2", linestyle="--", marker="P"),
     "clusters": dict(color="#0072B2", linestyle=":", marker="X"),
     "grad-cam": dict(color="#D55E00", linestyle="--", marker="o"),

@@ -63,7 +63,7 @@ def _region_panels(explanation: Explanation, image: Image.Image, box: Box) -> li
     rows = [", ".join(values[i : i + 3]) for i in range(0, len(values), 3)]
     panels = [
         (draw_numbered(explanation, image, box), "\n".join(rows)),
-        (overlay(image, explanation.saliency(), box=box), "importance\nof every patch"),
+        (overlay(image, explanation.patch_saliency(), box=box), "importance\nof every patch"),
     ]
     for variant, text in ((explanation.only, "only"), (explanation.without, "without")):
         if variant is not None:

@@ -147,7 +147,7 @@ def _what_if(explanation: Explanation) -> str:
     framed = data_uri(draw_subject(explanation, image, box))
     whole = tile(explanation, framed, "the whole image", explanation.full, alt="The whole image")
     if explanation.heat is not None:
-        source = data_uri(overlay(image, explanation.saliency(), box=box))
+        source = data_uri(overlay(image, explanation.patch_saliency(), box=box))
         alt = "How much the score depends on each patch"
         whole = _captioned(source, "every patch", "brighter matters more", alt=alt) + whole
     intro = (
