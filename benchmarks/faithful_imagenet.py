@@ -14,6 +14,7 @@ about half a core-minute in bfloat16 on a processor with AVX512_BF16, and two in
 from __future__ import annotations
 
 import argparse
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,11 @@ def main() -> None:
     rows = faithful.evaluate(make, photos, file, methods=options.methods, workers=options.workers)
     found = faithful.collect(rows)
     print(faithful.show(found))
+    chosen = [] if options.methods == CHOSEN else ["--methods", *options.methods]
     result = {
         "command": f"python benchmarks/faithful_imagenet.py --weights … --photos … --images {options.images} "
         f"--budget {options.budget} --steps {options.steps} --groups {options.groups} "
-        f"--dtype {options.dtype} --save {options.save}",
+        f"{shlex.join(['--dtype', options.dtype, *chosen])} --save {options.save.name}",
         "machine": machine(),
         "model": MODEL,
         "dtype": options.dtype,
