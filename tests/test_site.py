@@ -40,6 +40,11 @@ def test_the_page_of_the_models_is_up_to_date() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == visualtokens.list_models()
 
 
+def test_the_measured_faithfulness_is_up_to_date() -> None:
+    faithfulness = script("faithfulness")
+    assert faithfulness.PAGE.read_text("utf-8") == faithfulness.page(), "run: python docs/faithfulness.py"
+
+
 @pytest.fixture(scope="module")
 def support() -> ModuleType:
     return script("reduce_support")
