@@ -168,7 +168,7 @@ def draw_examples(run: Checkpoint, pets: Path, count: int, path: Path) -> None:
             ax.set_axis_off()
             if number == 0:
                 ax.set_title(name, fontsize=11)
-    fig.savefig(path, dpi=110)
+    fig.savefig(path, dpi=100, pil_kwargs={"quality": 88})
 
 
 def main() -> None:
@@ -212,7 +212,7 @@ def main() -> None:
             run.model, setting, images, list(METHODS)
         )
     faithful.save(result, found, options.save)
-    examples = options.save.with_name(options.save.stem + "_examples.png")
+    examples = options.save.with_name(options.save.stem + "_examples.jpg")
     draw_examples(run, options.pets, options.photos, examples)
 
 

@@ -218,7 +218,7 @@ class Faithfulness:
         """A matplotlib figure of the mean deletion and insertion curves."""
         from matplotlib.figure import Figure  # pyplot would keep every figure alive and is not thread-safe
 
-        fig = Figure(figsize=(10, 4.6), layout="constrained")
+        fig = Figure(figsize=(10, 6.4), layout="constrained")
         axes = fig.subplots(1, 2, sharey=True)
         for ax, which in zip(axes, TITLES, strict=True):
             _plot_curves(ax, self, which)
@@ -270,7 +270,8 @@ def _plot_curves(ax: Axes, faithfulness: Faithfulness, which: str) -> None:
     ax.set_ylim(0, 1.02)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(title="area under the curve", fontsize=9, title_fontsize=9, frameon=False)
+    below = dict(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)  # curves cross all of the axes
+    ax.legend(title="area under the curve", fontsize=9, title_fontsize=9, frameon=False, **below)
 
 
 # The randomisation check (Adebayo et al., 2018).
