@@ -79,7 +79,7 @@ def main() -> None:
     result = {
         "command": f"python benchmarks/faithful_imagenet.py --weights … --photos … --images {options.images} "
         f"--budget {options.budget} --steps {options.steps} --groups {options.groups} "
-        f"{shlex.join(['--dtype', options.dtype, *chosen])} --save {options.save.name}",
+        f"{shlex.join(['--dtype', options.dtype, *chosen])} --save {options.save}",
         "machine": machine(),
         "model": MODEL,
         "dtype": options.dtype,
